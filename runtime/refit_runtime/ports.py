@@ -1,0 +1,211 @@
+"""The seams of the data plane. Each Protocol is defined by its consumer and has an in-memory twin.
+
+`Buffer` is a flat uint8 torch tensor (host or device memory); only adapters and the modules that copy bytes know torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from refit_api.tensors import CoordinateNeeds, RankShards
+from refit_api.wire import (
+    AcquireLease,
+    Assignment,
+    Beat,
+    Blob,
+    Closed,
+    CloseHolder,
+    Created,
+    CreateVersion,
+    Deregister,
+    EndVersion,
+    GetLayout,
+    GetManifest,
+    GetVersion,
+    Heartbeat,
+    Leased,
+    ListShards,
+    ListVersions,
+    Manifest,
+    OpenShard,
+    Order,
+    RankReport,
+    Registered,
+    RegisterWorker,
+    ReleaseLease,
+    RenewLease,
+    Report,
+    SealShard,
+    Source,
+    Sources,
+    Version,
+    VersionFacts,
+    Versions,
+    WatchAssignment,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Clock(Protocol):
+    """`monotonic` for deadlines, `time` (Unix seconds) for what people read."""
+
+    def monotonic(self) -> float: ...
+    def time(self) -> float: ...
+    def sleep(self, seconds: float) -> None: ...
+
+
+class WeightSource(Protocol):
+    """The live weights of one trainer rank."""
+
+    def shards(self) -> RankShards:
+        """The facts, fixed for one layout; their order is the index that `view` takes."""
+        ...
+
+    def view(self, index: int) -> torch.Tensor:
+        """Live memory of shard `index`, in the shape of its box; strided memory and another dtype (cast at snapshot) are fine."""
+        ...
+
+
+class WeightTarget(Protocol):
+    """The live parameters of one engine rank."""
+
+    def needs(self) -> CoordinateNeeds: ...
+
+    def view(self, parameter: str) -> torch.Tensor:
+        """The live parameter, in the shape and dtype of its `Parameter`; its address never changes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One contiguous piece: `bytes` at `remote` (offset in the holder's arena) to `local` (offset in ours)."""
+
+    remote: int
+    local: int
+    bytes: int
+
+
+class Transfer(Protocol):
+    """A posted read of several pieces. It stays outstanding until `done` says so or raises TransferError."""
+
+    def done(self) -> bool: ...
+
+
+class Peer(Protocol):
+    """A connected holder."""
+
+    def read(self, pieces: Sequence[Read]) -> Transfer:
+        """Posts; never waits. Raises PeerUnavailable or TransferError."""
+        ...
+
+    def close(self) -> None:
+        """Forgets the holder; posted reads still end by themselves."""
+        ...
+
+
+class Transport(Protocol):
+    """One per process. The arena is registered once, at start."""
+
+    def register(self, arena: torch.Tensor) -> None: ...
+
+    def describe(self) -> tuple[str, bytes, int, int, str]:
+        """`(agent name, metadata, base address, device, memory kind)` of the registered arena, for manifests."""
+        ...
+
+    def connect(self, manifest: Manifest) -> Peer: ...
+
+    def counters(self) -> Mapping[str, int]:
+        """`registrations`, `connections`, `reads`, `bytes`: a warm round leaves the first two unchanged."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Catalog(Protocol):
+    """The catalog as a worker sees it; blocking calls with a deadline each. Raises CatalogUnavailable and the typed errors of the design."""
+
+    def register(self, request: RegisterWorker) -> Registered: ...
+    def heartbeat(self, request: Heartbeat) -> Beat: ...
+    def deregister(self, request: Deregister) -> None: ...
+    def put_layout(self, blob: Blob) -> None: ...
+    def get_layout(self, request: GetLayout) -> bytes: ...
+    def create_version(self, request: CreateVersion, timeout: float) -> Created: ...
+    def get_version(self, request: GetVersion) -> VersionFacts: ...
+    def list_versions(self, request: ListVersions) -> Versions: ...
+    def watch_versions(self, request: ListVersions) -> Iterator[Version]: ...
+    def abort_version(self, request: EndVersion) -> None: ...
+    def retire_version(self, request: EndVersion) -> None: ...
+    def open_shard(self, request: OpenShard) -> None: ...
+    def seal_shard(self, request: SealShard) -> None: ...
+    def list_shards(self, request: ListShards) -> Sources: ...
+    def close_holder(self, request: CloseHolder) -> Closed: ...
+    def acquire_lease(self, request: AcquireLease) -> Leased: ...
+    def renew_lease(self, request: RenewLease) -> Leased: ...
+    def release_lease(self, request: ReleaseLease) -> None: ...
+    def watch_assignment(self, request: WatchAssignment) -> Iterator[Assignment]: ...
+    def report(self, request: Report) -> None: ...
+    def close(self) -> None: ...
+
+
+class Manifests(Protocol):
+    """Where a worker serves its manifests, and how it fetches those of others (TLS, pinned certificates, group key)."""
+
+    def serve(self, answer: ManifestAnswer) -> AbstractContextManager[object]: ...
+    def fetch(self, source: Source, request: GetManifest, timeout: float) -> Manifest: ...
+
+
+class ManifestAnswer(Protocol):
+    """Answers one authenticated request; raises VersionRetired, PeerUnavailable."""
+
+    def __call__(self, request: GetManifest) -> Manifest: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageOrder:
+    """What every rank of a generator gets when it has to stage."""
+
+    catalog_epoch: int
+    seq: int
+    number: int
+    sources: Mapping[str, tuple[Source, ...]]  # by coordinate; empty: the trainers
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOrder:
+    catalog_epoch: int
+    seq: int
+    number: int
+    order: Order
+    deadline_seconds: float
+
+
+class EngineDriver(Protocol):
+    """All ranks of all engine cores of one generator, as its agent commands them. No call raises for a rank's failure: outcomes are in the reports."""
+
+    async def status(self) -> tuple[RankReport, ...]: ...
+    async def stage(self, order: StageOrder) -> None: ...
+    async def prepare(self, order: CommitOrder) -> tuple[RankReport, ...]: ...
+    async def pause(self, mode: str, clear_cache: bool, timeout: float) -> None:
+        """Returns when the pipeline is empty and the device idle. Raises EngineBusy."""
+        ...
+
+    async def install(self, order: CommitOrder) -> tuple[RankReport, ...]: ...
+    async def label(self, number: int) -> None:
+        """New outputs carry this version; with `kv: Salt` it is also the salt of new requests."""
+        ...
+
+    async def resume(self) -> None: ...
+    async def discard(self) -> None: ...
+    async def release(self, number: int) -> None:
+        """Closes and drains this generator's holdings of a version (before the arena is reused, and at preStop)."""
+        ...
+
+    async def fence(self, reason: str) -> None: ...
+
+
