@@ -22,7 +22,7 @@ METRICS_PORT = 7452
 SETTINGS_DIR = "/etc/refit"
 SETTINGS_FILE = f"{SETTINGS_DIR}/settings.json"
 CA_FILE = f"{SETTINGS_DIR}/ca.crt"
-TOKEN_FILE = "/var/run/secrets/refit.dev/token"  # noqa: S105 (a path, not a secret)
+TOKEN_FILE = "/var/run/secrets/refit.dev/token"
 
 
 def weight_version_name(group: str, version: int) -> str:

@@ -1,0 +1,46 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/refit
+PYTHON := .venv/bin/python
+.PHONY: demo test check gen bench e2e image soak down env
+
+env: .venv/.synced  ## the Python environment: every tool and library of the tests and the demo
+
+.venv/.synced: requirements/dev.txt pyproject.toml
+	command -v uv >/dev/null || python3 -m pip install --quiet uv
+	uv venv --quiet --allow-existing --python 3.11 .venv
+	uv pip sync --quiet --python $(PYTHON) requirements/dev.txt
+	uv pip install --quiet --python $(PYTHON) --no-deps --editable .
+	touch $@
+
+demo: env  ## from nothing to a refit on a real Kubernetes, explained on the way
+	$(PYTHON) -m e2e.demo
+
+test: check  ## everything that CI runs
+	$(PYTHON) -m pytest tests e2e/stories
+
+check: env  ## lint, format, types, architecture, generated files
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PYTHON) -m refit_api.crd --check
+
+gen: env  ## everything that is generated and committed
+	$(PYTHON) -m refit_api.crd
+	proto/generate
+
+bench: env  ## the numbers of docs/performance.md
+	$(PYTHON) -m bench
+
+e2e: env  ## the stories on the local cluster
+	$(PYTHON) -m pytest e2e/stories
+
+image: env  ## the operator's and the runtime's image
+	$(PYTHON) -m e2e.cluster image
+
+soak: env  ## long lists, many seeds, kill loops
+	REFIT_SOAK=1 $(PYTHON) -m pytest tests e2e/stories -m "soak or not soak"
+
+down: env  ## ends the local cluster; leaves nothing
+	$(PYTHON) -m e2e.cluster down
