@@ -1,0 +1,91 @@
+"""What stories and the demo do to a cluster: `kubectl`, as a person would type it, with deadlines.
+
+Pods are reached through the API server's proxy, so nothing but the API server needs to be reachable from here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+
+class KubectlError(Exception):
+    """A kubectl call that failed; `stderr` is the API server's answer."""
+
+    def __init__(self, arguments: Sequence[str], stderr: str) -> None:
+        super().__init__(f"kubectl {' '.join(arguments)}: {stderr.strip()}")
+        self.stderr = stderr
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """`program` starts kubectl, e.g. `("kubectl",)`; calls go to the cluster of `kubeconfig`."""
+
+    program: tuple[str, ...]
+    kubeconfig: Path
+
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
+        command = [*self.program, f"--kubeconfig={self.kubeconfig}", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+        if done.returncode != 0:
+            raise KubectlError(arguments, done.stderr or done.stdout)
+        return done.stdout
+
+    def apply(self, *objects: Object, server_side: bool = False) -> str:
+        text = yaml.safe_dump_all(objects)
+        return self("apply", *(["--server-side"] if server_side else []), "-f", "-", stdin=text)
+
+    def get(self, kind: str, name: str, namespace: str) -> Object | None:
+        """The object, or None when it does not exist."""
+        try:
+            found: Object = json.loads(self("get", kind, name, "-n", namespace, "-o", "json"))
+        except KubectlError as error:
+            if "NotFound" in error.stderr:
+                return None
+            raise
+        return found
+
+    def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
+        items: list[Object] = json.loads(self("get", kind, "-n", namespace, "-l", selector, "-o", "json"))["items"]
+        return items
+
+    def pod_get(self, namespace: str, pod: str, port: int, path: str, timeout: float = 30) -> str:
+        return self("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}", timeout=timeout)
+
+    def pod_post(self, namespace: str, pod: str, port: int, path: str, body: Object, timeout: float = 60) -> str:
+        raw = f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}"
+        return self("create", "--raw", raw, "-f", "-", stdin=json.dumps(body), timeout=timeout)
+
+    def delete(self, kind: str, name: str, namespace: str, wait: bool = True, timeout: float = 120) -> None:
+        self("delete", kind, name, "-n", namespace, "--ignore-not-found", f"--wait={str(wait).lower()}", timeout=timeout)
+
+
+def eventually(what: str, check: Callable[[], Any], timeout: float, interval: float = 1.0) -> Any:
+    """The first truthy answer of `check`. Raises AssertionError with the last one at the deadline."""
+    deadline = time.monotonic() + timeout
+    seen: Any = None
+    while time.monotonic() < deadline:
+        try:
+            seen = check()
+        except (KubectlError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+            seen = error
+        else:
+            if seen:
+                return seen
+        time.sleep(interval)
+    raise AssertionError(f"not within {timeout:.0f} s: {what}; last seen: {seen!r}")
+
+
+def condition(found: Object | None, kind: str) -> Object:
+    """The condition of that type, or {}."""
+    conditions = (found or {}).get("status", {}).get("conditions", [])
+    return next((entry for entry in conditions if entry["type"] == kind), {})
