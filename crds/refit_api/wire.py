@@ -1,6 +1,6 @@
-"""Messages between pods: frozen dataclasses; the generated protobuf code stays behind this module.
+"""Messages between pods: frozen dataclasses; the generated protobuf code stays behind `codec`.
 
-A message class here and the protobuf message of the same name have the same fields; `encode` and `decode` walk the annotations.
+A message class here and the protobuf message of the same name have the same fields; `codec` walks the annotations.
 Optional fields are None when absent: an absent step is unknown, never 0. Roots and digests are raw bytes. Times are seconds.
 Group membership is proven by the pod's token (to the catalog) or by a MAC under the group key (to another pod): no message carries a token.
 """
@@ -184,18 +184,17 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class GetVersion:
-    """`wait_seconds` > 0: answer when the version left Publishing, or at the end of the wait as it is."""
+    """`wait_seconds` > 0: answer when the version left Publishing, or at the end of the wait as it is. `runs`: whose roots to tell (empty: all)."""
 
     group: GroupRef
     number: int
-    class_hash: str = ""
-    coordinate: str = ""
+    runs: tuple[int, ...] = ()
     wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """`run_roots` are those of the asked coordinate's runs (or of all runs without one), by run index."""
+    """`run_roots` are those of the asked runs, by run index; empty until Ready."""
 
     version: Version
     run_roots: dict[int, bytes] = field(default_factory=dict)
