@@ -37,7 +37,7 @@ class RuntimeSettings(Mounted):
         """Raises SpecError that names the file and each field that is wrong."""
         path = Path(os.environ.get("REFIT_SETTINGS", names.SETTINGS_FILE))
         try:
-            return cls.model_validate({**Mounted.model_validate_json(path.read_text()).model_dump(), "pod": Pod()})  # type: ignore[call-arg]
+            return cls.model_validate({**Mounted.model_validate_json(path.read_text()).model_dump(), "pod": Pod()})
         except OSError as error:
             raise SpecError(f"settings file {path} cannot be read ({error.strerror}): mount the ConfigMap <group>-refit there", file=path) from error
         except ValidationError as error:
