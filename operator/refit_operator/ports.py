@@ -111,11 +111,12 @@ class Terms:
     publish_deadline_seconds: float
     record_every: int
     manual: bool
+    arenas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """One WeightVersion, as a catalog without memory needs it. `root` is empty unless it was Ready."""
+    """One WeightVersion, as a catalog without memory needs it. `root` is empty unless it was Ready. `slots`: how many are expected."""
 
     number: int
     key: str
@@ -125,6 +126,7 @@ class RecordedVersion:
     phase: VersionPhase
     root: bytes = b""
     bytes: int = 0
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,8 @@ class Catalog(Protocol):
         """These are written: status.catalogEpoch, status.versionCeiling, and WeightVersions by number."""
         ...
 
-    async def protect(self, key: GroupRef, numbers: frozenset[int]) -> None:
-        """Versions in use: clients may neither retire nor abort them."""
+    async def protect(self, key: GroupRef, numbers: frozenset[int], current: int = 0) -> None:
+        """Versions in use: clients may neither retire nor abort them. `current` is status.currentVersion: its last holder is not given up."""
         ...
 
     async def assign(
