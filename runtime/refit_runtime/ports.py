@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +20,7 @@ from refit_api.wire import (
     Created,
     CreateVersion,
     Deregister,
+    Endpoint,
     EndVersion,
     GetLayout,
     GetManifest,
@@ -46,6 +46,8 @@ from refit_api.wire import (
     Versions,
     WatchAssignment,
 )
+
+from refit_runtime.digest import Digests
 
 if TYPE_CHECKING:
     import torch
@@ -81,25 +83,52 @@ class WeightTarget(Protocol):
         ...
 
 
+class Memory(Protocol):
+    """Where a rank's arena lies: host memory, or the device of its weights."""
+
+    def allocate(self, size: int) -> torch.Tensor:
+        """A plain allocation, aligned for registration. Raises SpecError with the numbers if it does not fit."""
+        ...
+
+    def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
+        """The block digests of `data`, computed where it lies."""
+        ...
+
+    def fence(self) -> None:
+        """Returns when all copies issued so far are in memory and visible to readers."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One contiguous piece: `bytes` at `remote` (offset in the holder's arena) to `local` (offset in ours)."""
+    """One contiguous piece: `bytes` at `remote` (offset from the manifest's base) to `local` (offset in our arena)."""
 
     remote: int
     local: int
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a manifest says about a registered arena; `metadata` holds remote keys and is never logged."""
+
+    agent: str
+    metadata: bytes
+    base: int
+    device: int
+    memory: str
+
+
 class Transfer(Protocol):
-    """A posted read of several pieces. It stays outstanding until `done` says so or raises TransferError."""
+    """A posted read. It stays outstanding until `done` says so or raises TransferError."""
 
     def done(self) -> bool: ...
 
 
 class Peer(Protocol):
-    """A connected holder."""
+    """A connected holder with the pieces that may be read from it, prepared once."""
 
-    def read(self, pieces: Sequence[Read]) -> Transfer:
+    def read(self, piece: int) -> Transfer:
         """Posts; never waits. Raises PeerUnavailable or TransferError."""
         ...
 
@@ -109,15 +138,11 @@ class Peer(Protocol):
 
 
 class Transport(Protocol):
-    """One per process. The arena is registered once, at start."""
+    """One per process. A new registration is a new agent: no read through the old one survives it."""
 
     def register(self, arena: torch.Tensor) -> None: ...
-
-    def describe(self) -> tuple[str, bytes, int, int, str]:
-        """`(agent name, metadata, base address, device, memory kind)` of the registered arena, for manifests."""
-        ...
-
-    def connect(self, manifest: Manifest) -> Peer: ...
+    def registration(self) -> Registration: ...
+    def connect(self, manifest: Manifest, pieces: Sequence[Read]) -> Peer: ...
 
     def counters(self) -> Mapping[str, int]:
         """`registrations`, `connections`, `reads`, `bytes`: a warm round leaves the first two unchanged."""
@@ -155,8 +180,19 @@ class Catalog(Protocol):
 class Manifests(Protocol):
     """Where a worker serves its manifests, and how it fetches those of others (TLS, pinned certificates, group key)."""
 
-    def serve(self, answer: ManifestAnswer) -> AbstractContextManager[object]: ...
-    def fetch(self, source: Source, request: GetManifest, timeout: float) -> Manifest: ...
+    def serve(self, answer: ManifestAnswer) -> Endpoint:
+        """Starts; nobody is answered before `admit`."""
+        ...
+
+    def admit(self, group_key: bytes) -> None:
+        """Only callers that know this key are answered; fetches are signed with it. Never logged."""
+        ...
+
+    def fetch(self, source: Source, request: GetManifest, timeout: float) -> Manifest:
+        """Raises PeerUnavailable, and what the holder answers."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class ManifestAnswer(Protocol):
@@ -209,3 +245,12 @@ class EngineDriver(Protocol):
     async def fence(self, reason: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the wiring gives to a worker process."""
+
+    catalog: Catalog
+    transport: Transport
+    manifests: Manifests
+    memory: Memory
+    clock: Clock

@@ -1,0 +1,172 @@
+"""One contract for every transport: what is read is what was there, a replaced agent's reads never land, a warm round registers nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from refit_api.errors import PeerError, PeerUnavailable, SpecError, TransferError
+from refit_api.mounted import TransportSettings
+from refit_api.wire import Manifest, Role, WorkerRef
+from refit_runtime.adapters.clock import SystemClock
+from refit_runtime.adapters.host_memory import HostMemory, free_bytes
+from refit_runtime.adapters.memory import Fabric, Fault, FaultyTransport, MemoryTransport
+from refit_runtime.adapters.nixl import NixlTransport
+from refit_runtime.ports import Read, Transfer, Transport
+
+MIB = 1 << 20
+HOLDER = WorkerRef("source-pod", Role.TRAINER, 0, "i1")
+KINDS = ["memory", "wrapped", "nixl"]
+
+
+def make(kind: str, fabric: Fabric, faults: dict[str, Fault] | None = None) -> Transport:
+    match kind:
+        case "memory":
+            return MemoryTransport(fabric)
+        case "wrapped":
+            return FaultyTransport(MemoryTransport(fabric), faults or {}, SystemClock())
+        case _:
+            return NixlTransport(TransportSettings(), {})
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Transport, Transport, torch.Tensor, torch.Tensor]]:
+    fabric, memory = Fabric(), HostMemory()
+    source, reader = make(request.param, fabric), make(request.param, fabric)
+    there, here = memory.allocate(4 * MIB), memory.allocate(4 * MIB)
+    there.copy_(torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8))
+    here.zero_()
+    source.register(there)
+    reader.register(here)
+    yield source, reader, there, here
+    reader.close()
+    source.close()
+
+
+def manifest(source: Transport, offset: int = 0) -> Manifest:
+    at = source.registration()
+    return Manifest(HOLDER, 1, "plan", at.agent, at.metadata, at.base + offset, at.device, at.memory, ())
+
+
+def finish(transfer: Transfer, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not transfer.done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_pieces_arrive_where_they_belong(pair: Any) -> None:
+    source, reader, there, here = pair
+    peer = reader.connect(manifest(source, MIB), [Read(0, 2 * MIB, MIB), Read(MIB + 256, 0, 512)])
+    for transfer in [peer.read(0), peer.read(1)]:
+        finish(transfer)
+    assert torch.equal(here[2 * MIB : 3 * MIB], there[MIB : 2 * MIB])
+    assert torch.equal(here[:512], there[2 * MIB + 256 : 2 * MIB + 768])
+    assert not here[512 : 2 * MIB].any()
+    peer.close()
+
+
+def test_a_warm_round_registers_and_connects_nothing(pair: Any) -> None:
+    source, reader, there, here = pair
+    peer = reader.connect(manifest(source), [Read(0, 0, MIB)])
+    finish(peer.read(0))
+    before = reader.counters()
+    there[:MIB] += 1
+    finish(peer.read(0))
+    after = reader.counters()
+    assert torch.equal(here[:MIB], there[:MIB])
+    assert (after["registrations"], after["connections"]) == (before["registrations"], before["connections"]) == (1, 1)
+    assert after["reads"] == 2
+    assert after["bytes"] == 2 * MIB
+
+
+def test_a_replaced_agent_reads_nothing_more(pair: Any) -> None:
+    source, reader, _, here = pair
+    old = reader.registration().agent
+    peer = reader.connect(manifest(source), [Read(0, 0, MIB)])
+    reader.register(here)
+    assert reader.registration().agent != old
+    with pytest.raises((PeerUnavailable, TransferError)):
+        finish(peer.read(0))
+    assert not here.any()
+    peer = reader.connect(manifest(source), [Read(0, 0, MIB)])
+    finish(peer.read(0))
+
+
+def test_a_holder_that_is_gone_is_an_error_and_no_hang(pair: Any) -> None:
+    source, reader, _, _ = pair
+    said = manifest(source)
+    peer = reader.connect(said, [Read(0, 0, MIB)])
+    finish(peer.read(0))
+    source.close()
+    with pytest.raises((PeerError, TransferError)):
+        for _ in range(200):
+            finish(peer.read(0))
+            time.sleep(0.02)
+
+
+def test_two_users_of_a_holder_are_one_connection(pair: Any) -> None:
+    source, reader, there, here = pair
+    first = reader.connect(manifest(source), [Read(0, 0, MIB)])
+    second = reader.connect(manifest(source, MIB), [Read(0, MIB, MIB)])
+    first.close()
+    finish(second.read(0))
+    assert torch.equal(here[MIB : 2 * MIB], there[MIB : 2 * MIB])
+    if isinstance(reader, NixlTransport):
+        assert reader.counters()["connections"] == 1
+
+
+FAULTS = {
+    "corrupt": (Fault(corrupt=1), "flipped"),
+    "drop": (Fault(drop=1), "pending"),
+    "delay": (Fault(delay=60), "pending"),
+    "die at once": (Fault(die_at=0), "error"),
+    "die later": (Fault(die_at=MIB), "second error"),
+}
+
+
+@pytest.mark.parametrize(("fault", "outcome"), FAULTS.values(), ids=FAULTS.keys())
+def test_faults_on_order(fault: Fault, outcome: str) -> None:
+    fabric = Fabric()
+    source, reader = make("memory", fabric), make("wrapped", fabric, {"source-pod": fault})
+    there, here = torch.ones(2 * MIB, dtype=torch.uint8), torch.zeros(2 * MIB, dtype=torch.uint8)
+    source.register(there)
+    reader.register(here)
+    peer = reader.connect(manifest(source), [Read(0, 0, MIB), Read(MIB, MIB, MIB)])
+    transfer = peer.read(0)
+    if outcome == "error":
+        with pytest.raises(TransferError):
+            transfer.done()
+        return
+    assert transfer.done() is (outcome != "pending")
+    assert here[0].item() == {"flipped": 0, "second error": 1}.get(outcome, 0)
+    if outcome == "second error":
+        with pytest.raises(TransferError):
+            peer.read(1).done()
+
+
+def test_settings_that_the_environment_would_override_are_refused() -> None:
+    with pytest.raises(SpecError, match="UCX_TLS is set in the environment"):
+        NixlTransport(TransportSettings(tls=("tcp",)), {"UCX_TLS": "rc"})
+
+
+def test_an_agent_after_the_process_group_is_refused() -> None:
+    """O1: registration and fabric start-up deadlock with collectives."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(SpecError, match="before Refit's client"):
+            NixlTransport(TransportSettings(), {})
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_arena_that_does_not_fit_is_refused_with_numbers(tmp_path: Any) -> None:
+    with pytest.raises(SpecError, match=f"needs {1 << 60} bytes of host memory and"):
+        HostMemory().allocate(1 << 60)
+    (tmp_path / "info").write_text("MemTotal: 10 kB\nMemAvailable: 9 kB\n")
+    for name, text in {"limit": "5000", "used": "4000", "stat": "inactive_file 1500"}.items():
+        (tmp_path / name).write_text(text)
+    assert free_bytes(tmp_path / "info", ((*(str(tmp_path / n) for n in ("limit", "used", "stat")), "inactive_file"),)) == 2500
