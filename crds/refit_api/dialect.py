@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Strict, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
+from refit_api.document import JsonObject
 from refit_api.errors import SpecError
 
-JsonObject = dict[str, JsonValue]
 T = TypeVar("T")
 
 
@@ -77,12 +78,12 @@ class Rule:
     reason: FieldReason = "FieldValueInvalid"
     ratchet: bool = True
 
-    def schema(self) -> JsonObject:
+    def schema(self) -> JsonDict:
         """The rule as the API server wants it.
 
         Ratcheting: an object that broke the rule before may still be changed elsewhere, so a rule that comes later locks nobody out.
         """
-        told: JsonObject = {"rule": self.rule, "message": self.message, "reason": self.reason}
+        told: JsonDict = {"rule": self.rule, "message": self.message, "reason": self.reason}
         if self.ratchet and "oldSelf" not in self.rule:
             before = re.sub(r"\bself\b", "oldSelf.value()", self.rule)
             told |= {"rule": f"({self.rule}) || (oldSelf.hasValue() && !({before}))", "optionalOldSelf": True}
@@ -97,7 +98,7 @@ def immutable(field: str, message: str) -> Rule:
     return Rule(kept, message, field=f".{field}", reason="FieldValueForbidden")
 
 
-def rules(*those: Rule) -> Any:
+def rules(*those: Rule) -> JsonDict:
     """For `json_schema_extra` of the model that they bind."""
     return {"x-kubernetes-validations": [rule.schema() for rule in those]}
 

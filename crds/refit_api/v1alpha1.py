@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from refit_api.dialect import Column, Int32, Int64, Items, JsonObject, Part, Resource, Rule, immutable, rules
+from refit_api.dialect import Column, Int32, Int64, Items, Part, Resource, Rule, immutable, rules
+from refit_api.document import JsonObject
 from refit_api.spec import RefitGroupSpec, Version, Word
 from refit_api.status import RefitGroupStatus, WeightVersionStatus
 
