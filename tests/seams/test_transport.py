@@ -15,7 +15,7 @@ from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.host_memory import HostMemory, free_bytes
 from refit_runtime.adapters.memory import Fabric, Fault, FaultyTransport, MemoryTransport
 from refit_runtime.adapters.nixl import NixlTransport
-from refit_runtime.ports import Read, Transfer, Transport
+from refit_runtime.ports import Peer, Read, Transfer, Transport
 
 MIB = 1 << 20
 HOLDER = WorkerRef("source-pod", Role.TRAINER, 0, "i1")
@@ -56,6 +56,12 @@ def finish(transfer: Transfer, seconds: float = 20.0) -> None:
     while not transfer.done():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def keep_reading(peer: Peer) -> None:
+    for _ in range(200):
+        finish(peer.read(0))
+        time.sleep(0.02)
 
 
 def test_pieces_arrive_where_they_belong(pair: Any) -> None:
@@ -103,9 +109,7 @@ def test_a_holder_that_is_gone_is_an_error_and_no_hang(pair: Any) -> None:
     finish(peer.read(0))
     source.close()
     with pytest.raises((PeerError, TransferError)):
-        for _ in range(200):
-            finish(peer.read(0))
-            time.sleep(0.02)
+        keep_reading(peer)
 
 
 def test_two_users_of_a_holder_are_one_connection(pair: Any) -> None:
