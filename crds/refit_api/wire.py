@@ -274,12 +274,16 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class CloseHolder:
-    """No new leases on what this worker holds of the version; waits up to `wait_seconds` for the present ones."""
+    """No new leases on what this worker holds of the version; waits up to `wait_seconds` for the present ones.
+
+    `leaving`: the process ends (preStop), so it need not stay the last holder of the current version.
+    """
 
     group: GroupRef
     worker: WorkerRef
     number: int
     wait_seconds: float = 0.0
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,16 +370,18 @@ class Sources(_message.Message):
     def __init__(self, sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class CloseHolder(_message.Message):
-    __slots__ = ("group", "worker", "number", "wait_seconds")
+    __slots__ = ("group", "worker", "number", "wait_seconds", "leaving")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     group: GroupRef
     worker: WorkerRef
     number: int
     wait_seconds: float
-    def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., number: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., number: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., leaving: bool = ...) -> None: ...
 
 class Closed(_message.Message):
     __slots__ = ("readers",)

@@ -106,7 +106,10 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
-    """`trainers`, `generators`: complete holders. `offered`: trainers or host copies hold every slot, open to new leases."""
+    """`trainers`, `generators`: complete holders. `offered`: trainers or host copies hold every slot, open to new leases.
+
+    `classes`: the engine classes that its plan serves; empty when unknown (after lost memory). Another class waits for the next version.
+    """
 
     version: Version
     sealed: int
@@ -118,6 +121,7 @@ class VersionState:
     trainers: int = 0
     generators: int = 0
     offered: bool = False
+    classes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
