@@ -1,0 +1,134 @@
+"""What a leaf module holds: one tensor of the whole model, cut over one axis or whole on every rank.
+
+The module's type says how it is cut; the attributes that Megatron puts on parameters (`tensor_model_parallel`, `partition_dim`,
+`partition_stride`) must not contradict it. A module whose type is unknown yields nothing here and is refused at the end of the walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from refit_api.tensors import Shape
+
+from refit_runtime.adapters.megatron.layout import Bands, Layout
+from refit_runtime.adapters.megatron.mesh import Axis, Mesh
+from refit_runtime.adapters.megatron.names import Slot
+
+if TYPE_CHECKING:
+    import torch
+
+COLUMN = frozenset({"ColumnParallelLinear", "TEColumnParallelLinear", "TELayerNormColumnParallelLinear", "TEColumnParallelGroupedLinear"})
+ROW = frozenset({"RowParallelLinear", "TERowParallelLinear", "TERowParallelGroupedLinear"})
+WHOLE = frozenset({"TELinear"})  # Megatron uses it for projections that every rank repeats
+NORM = frozenset({"RMSNorm", "LayerNorm", "FusedLayerNorm"})
+HOSTS = frozenset({"megatron", "transformer_engine", "torch", "apex"})
+
+FUSED_NORM = {Slot.QKV: Slot.ATTENTION_NORM, Slot.FC1: Slot.MLP_NORM, Slot.MLA_Q_UP: Slot.MLA_Q_NORM, Slot.MLA_KV_UP: Slot.MLA_KV_NORM}
+"""Which norm it is that a linear module carries as `layer_norm_weight`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor that a module holds. `lens` shows it in the layout's orientation, as a view of the same memory."""
+
+    path: str
+    slot: Slot
+    kind: str  # "weight" or "bias"; "" for a tensor whose slot is its whole name
+    layout: Layout
+    layer: int | None
+    expert: int | None
+    module: Any
+    attribute: str
+    lens: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def held(self) -> Any:
+        """The parameter or buffer itself: its identity tells what has been accounted for."""
+        return getattr(self.module, self.attribute)
+
+    def view(self) -> torch.Tensor:
+        tensor: torch.Tensor = self.held().detach()
+        return tensor if self.lens is None else self.lens(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A module and its place in the model."""
+
+    module: Any
+    path: str
+    mesh: Mesh
+    layer: int | None = None
+    expert: int | None = None
+
+    def child(self, name: str) -> At | None:
+        module = getattr(self.module, name, None)
+        return None if module is None else replace(self, module=module, path=f"{self.path}.{name}" if self.path else name)
+
+    def leaf(self, attribute: str, slot: Slot, layout: Layout, kind: str = "weight") -> Leaf:
+        path = f"{self.path}.{attribute}" if self.path else attribute
+        return Leaf(path, slot, kind, layout, self.layer, self.expert, self.module, attribute)
+
+
+def kind_of(module: Any) -> str:
+    """The name of the module's own type; a stranger's type is none, whatever it derives from, for it may lie differently in memory."""
+    host = type(module).__module__.partition(".")[0]
+    return type(module).__name__ if host in HOSTS else ""
+
+
+def derives(module: Any, name: str) -> bool:
+    """For modules that only contain others, a derived type is as good."""
+    return any(base.__name__ == name and base.__module__.partition(".")[0] in HOSTS for base in type(module).__mro__)
+
+
+def linear(at: At, name: str, slot: Slot, shape: Shape, axis: Axis, bands: Bands | None = None) -> Iterator[Leaf]:
+    """A projection with weight `shape` (rows, columns), its bias, and the norm that it may carry."""
+    child = at.child(name)
+    layout = None if child is None else cut(child.module, shape, axis, bands)
+    if child is None or layout is None:
+        return
+    if present(child.module, "weight"):
+        yield child.leaf("weight", slot, layout)
+    if present(child.module, "bias"):
+        yield child.leaf("bias", slot, bias_of(layout), "bias")
+    if present(child.module, "layer_norm_weight") and slot in FUSED_NORM:
+        yield from carried_norm(child, FUSED_NORM[slot], shape[1:])
+
+
+def carried_norm(at: At, slot: Slot, shape: Shape) -> Iterator[Leaf]:
+    yield at.leaf("layer_norm_weight", slot, Layout(shape))
+    if present(at.module, "layer_norm_bias"):
+        yield at.leaf("layer_norm_bias", slot, Layout(shape), "bias")
+
+
+def norm(at: At, name: str, slot: Slot, width: int) -> Iterator[Leaf]:
+    child = at.child(name)
+    if child is None or kind_of(child.module) not in NORM:
+        return
+    for kind in ("weight", "bias"):
+        if present(child.module, kind):
+            yield child.leaf(kind, slot, Layout((width,)), kind)
+
+
+def cut(module: Any, shape: Shape, axis: Axis, bands: Bands | None) -> Layout | None:
+    """The layout of a linear module's weight, by the module's type."""
+    kind = kind_of(module)
+    if kind in COLUMN:
+        return Layout(shape, 0, axis, bands)
+    if kind in ROW and bands is None:
+        return Layout(shape, 1, axis)
+    if kind in WHOLE and module.parallel_mode is None:
+        return Layout(shape, bands=bands)
+    return None
+
+
+def bias_of(weight: Layout) -> Layout:
+    """Cut with the weight's rows, or whole where its columns are cut."""
+    rows = weight.shape[:1]
+    return Layout(rows) if weight.dim == 1 else replace(weight, shape=rows)
+
+
+def present(module: Any, attribute: str) -> bool:
+    """A registered parameter or buffer: Transformer Engine leaves empty tensors where there is no bias."""
+    return (module._parameters.get(attribute) if attribute in module._parameters else module._buffers.get(attribute)) is not None

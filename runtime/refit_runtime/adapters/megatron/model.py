@@ -1,0 +1,119 @@
+"""The walk over a GPT model: every parameter and every persistent buffer belongs to a leaf, or the model is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from refit_api.errors import UnsupportedLayout
+
+from refit_runtime.adapters.megatron.attention import attention
+from refit_runtime.adapters.megatron.layout import Layout
+from refit_runtime.adapters.megatron.linear import At, Leaf, derives, kind_of, linear, norm, present
+from refit_runtime.adapters.megatron.mesh import Mesh
+from refit_runtime.adapters.megatron.mlp import mlp
+from refit_runtime.adapters.megatron.names import Slot
+
+WRAPPERS = ("DistributedDataParallel", "Float16Module")
+
+
+def unwrapped(chunk: Any) -> Any:
+    """The GPT model inside Megatron's own wrappers, which hold no tensors themselves."""
+    while any(derives(chunk, wrapper) for wrapper in WRAPPERS):
+        chunk = chunk.module
+    if not derives(chunk, "GPTModel"):
+        raise UnsupportedLayout(f"model chunk: {type(chunk).__module__}.{type(chunk).__name__}; expected megatron.core's GPTModel", seen=type(chunk).__name__)
+    return chunk
+
+
+def leaves(chunk: Any, mesh: Mesh, vocabulary: int) -> tuple[Leaf, ...]:
+    """`vocabulary` is the checkpoint's number of words; Megatron pads it. Raises UnsupportedLayout."""
+    gpt = unwrapped(chunk)
+    mesh.check(gpt.config)
+    if gpt.config.layernorm_zero_centered_gamma:
+        raise UnsupportedLayout(
+            "config.layernorm_zero_centered_gamma is on: norm weights are stored around zero, checkpoints expect them around one; train with it off",
+            module="decoder.final_layernorm",
+            tensor="weight",
+        )
+    found = tuple(walk(At(gpt, "", mesh), vocabulary))
+    for leaf in found:
+        check(leaf)
+    refuse_rest(gpt, found)
+    return found
+
+
+def walk(at: At, vocabulary: int) -> Iterator[Leaf]:
+    gpt = at.module
+    words = Layout((gpt.vocab_size, gpt.config.hidden_size), 0, at.mesh.tp, kept=vocabulary)
+    if vocabulary > gpt.vocab_size:
+        raise UnsupportedLayout(f"vocabulary {vocabulary} is more than the model's {gpt.vocab_size} padded words", seen=vocabulary, expected=gpt.vocab_size)
+    embedding = at.child("embedding")
+    table = embedding.child("word_embeddings") if embedding is not None else None
+    if table is not None and kind_of(table.module) == "VocabParallelEmbedding":
+        yield table.leaf("weight", Slot.EMBEDDING, words)
+    decoder = at.child("decoder")
+    if decoder is not None and derives(decoder.module, "TransformerBlock"):
+        for index, layer in enumerate(decoder.module.layers):
+            if derives(layer, "TransformerLayer"):
+                yield from transformer_layer(replace(decoder, module=layer, path=f"decoder.layers.{index}", layer=layer.layer_number - 1))
+        yield from norm(decoder, "final_layernorm", Slot.FINAL_NORM, gpt.config.hidden_size)
+    head = at.child("output_layer")
+    if head is not None:
+        slot = Slot.EMBEDDING if gpt.share_embeddings_and_output_weights else Slot.OUTPUT
+        for leaf in linear(at, "output_layer", slot, words.shape, at.mesh.tp):
+            yield replace(leaf, layout=replace(leaf.layout, kept=vocabulary))
+
+
+def transformer_layer(at: At) -> Iterator[Leaf]:
+    """Megatron numbers layers over all stages, from 1."""
+    hidden = at.module.config.hidden_size
+    yield from norm(at, "input_layernorm", Slot.ATTENTION_NORM, hidden)
+    for name, find in (("self_attention", attention), ("mlp", mlp)):
+        if name == "mlp":
+            yield from norm(at, "pre_mlp_layernorm", Slot.MLP_NORM, hidden)
+        child = at.child(name)
+        if child is not None:
+            yield from find(child)
+
+
+def check(leaf: Leaf) -> None:
+    """The tensor is plain memory of the expected shape, and what Megatron wrote on it agrees with the module's type."""
+    held, layout = leaf.held(), leaf.layout
+    where = f"{leaf.path} ({type(leaf.module).__name__})"
+    plain = type(held.data).__name__
+    if plain != "Tensor":
+        raise UnsupportedLayout(f"{where}: memory of type {plain}; expected a plain tensor (turn parameter quantisation off)", tensor=leaf.path, seen=plain)
+    seen, expected = tuple(leaf.view().shape), layout.local()
+    if expected is None:
+        raise UnsupportedLayout(
+            f"{where}: {layout.shape[layout.dim or 0]} rows or columns are not divisible by {layout.axis.size} ranks", tensor=leaf.path, seen=seen
+        )
+    if seen != expected:
+        raise UnsupportedLayout(f"{where}: shape {seen}; expected {expected}, a part of {layout.shape}", tensor=leaf.path, seen=seen, expected=expected)
+    if leaf.lens is not None:
+        return
+    stride = getattr(held, "partition_stride", 1)
+    if getattr(held, "tensor_model_parallel", False):
+        dim = held.partition_dim
+        strides = {1} if layout.bands is None else {1, len(layout.bands.rows)}
+        if layout.axis.size > 1 and (dim != layout.dim or stride not in strides):
+            raise UnsupportedLayout(
+                f"{where}: partition_dim {dim}, partition_stride {stride}; expected dim {layout.dim}, stride {sorted(strides)}", tensor=leaf.path, seen=dim
+            )
+
+
+def refuse_rest(gpt: Any, found: tuple[Leaf, ...]) -> None:
+    known = {id(leaf.held()) for leaf in found}
+    for path, module in gpt.named_modules():
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        names += [name for name, _ in module.named_buffers(recurse=False) if name not in module._non_persistent_buffers_set]
+        for name in names:
+            if present(module, name) and id(getattr(module, name)) not in known:
+                raise UnsupportedLayout(
+                    f"{path} ({type(module).__module__}.{type(module).__name__}) holds {name}, and its role in the checkpoint is unknown; "
+                    "give the tensors of such models from your own weight source",
+                    module=path,
+                    tensor=f"{path}.{name}",
+                )

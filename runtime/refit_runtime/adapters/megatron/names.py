@@ -1,0 +1,113 @@
+"""What the tensors of a Megatron model are called in checkpoints: one table per model family, chosen by name, never by looks.
+
+A name is a stem: the walk appends `.weight` or `.bias`. `{layer}` is the global layer number from 0, `{expert}` the global expert id.
+Fused tensors have one stem for each part, in the order of memory. A family without a name for a slot refuses models that fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from refit_api.errors import UnsupportedLayout
+
+
+class Slot(str, Enum):
+    """The places of a Megatron GPT model where tensors are held."""
+
+    EMBEDDING = "embedding"
+    OUTPUT = "output"
+    FINAL_NORM = "final norm"
+    ATTENTION_NORM = "attention norm"
+    QKV = "qkv"  # (q, k, v)
+    ATTENTION_OUT = "attention out"
+    Q_NORM = "query norm"
+    K_NORM = "key norm"
+    MLA_Q = "latent attention q"
+    MLA_Q_DOWN = "latent attention q down"
+    MLA_Q_NORM = "latent attention q norm"
+    MLA_Q_UP = "latent attention q up"
+    MLA_KV_DOWN = "latent attention kv down"
+    MLA_KV_NORM = "latent attention kv norm"
+    MLA_KV_UP = "latent attention kv up"
+    MLP_NORM = "mlp norm"
+    FC1 = "mlp fc1"  # (gate, up), or one stem if the MLP is not gated
+    FC2 = "mlp fc2"
+    ROUTER = "router"
+    ROUTER_CORRECTION = "router correction"  # a whole name: nothing is appended
+    EXPERT_FC1 = "expert fc1"
+    EXPERT_FC2 = "expert fc2"
+    SHARED_FC1 = "shared expert fc1"
+    SHARED_FC2 = "shared expert fc2"
+    SHARED_GATE = "shared expert gate"
+
+
+Names = Mapping[Slot, str | tuple[str, ...]]
+
+_LAYER = "model.layers.{layer}"
+
+_LLAMA: dict[Slot, str | tuple[str, ...]] = {
+    Slot.EMBEDDING: "model.embed_tokens",
+    Slot.OUTPUT: "lm_head",
+    Slot.FINAL_NORM: "model.norm",
+    Slot.ATTENTION_NORM: f"{_LAYER}.input_layernorm",
+    Slot.QKV: (f"{_LAYER}.self_attn.q_proj", f"{_LAYER}.self_attn.k_proj", f"{_LAYER}.self_attn.v_proj"),
+    Slot.ATTENTION_OUT: f"{_LAYER}.self_attn.o_proj",
+    Slot.MLP_NORM: f"{_LAYER}.post_attention_layernorm",
+    Slot.FC1: (f"{_LAYER}.mlp.gate_proj", f"{_LAYER}.mlp.up_proj"),
+    Slot.FC2: f"{_LAYER}.mlp.down_proj",
+}
+_QK_NORMS: dict[Slot, str | tuple[str, ...]] = {
+    Slot.Q_NORM: f"{_LAYER}.self_attn.q_norm",
+    Slot.K_NORM: f"{_LAYER}.self_attn.k_norm",
+}
+_EXPERTS: dict[Slot, str | tuple[str, ...]] = {
+    Slot.ROUTER: f"{_LAYER}.mlp.gate",
+    Slot.EXPERT_FC1: (f"{_LAYER}.mlp.experts.{{expert}}.gate_proj", f"{_LAYER}.mlp.experts.{{expert}}.up_proj"),
+    Slot.EXPERT_FC2: f"{_LAYER}.mlp.experts.{{expert}}.down_proj",
+}
+_SHARED_EXPERT: dict[Slot, str | tuple[str, ...]] = {
+    Slot.SHARED_FC1: (f"{_LAYER}.mlp.shared_expert.gate_proj", f"{_LAYER}.mlp.shared_expert.up_proj"),
+    Slot.SHARED_FC2: f"{_LAYER}.mlp.shared_expert.down_proj",
+    Slot.SHARED_GATE: f"{_LAYER}.mlp.shared_expert_gate",
+}
+_MIXTRAL: dict[Slot, str | tuple[str, ...]] = {
+    Slot.ROUTER: f"{_LAYER}.block_sparse_moe.gate",
+    Slot.EXPERT_FC1: (f"{_LAYER}.block_sparse_moe.experts.{{expert}}.w1", f"{_LAYER}.block_sparse_moe.experts.{{expert}}.w3"),
+    Slot.EXPERT_FC2: f"{_LAYER}.block_sparse_moe.experts.{{expert}}.w2",
+}
+_DEEPSEEK: dict[Slot, str | tuple[str, ...]] = {
+    Slot.MLA_Q: f"{_LAYER}.self_attn.q_proj",
+    Slot.MLA_Q_DOWN: f"{_LAYER}.self_attn.q_a_proj",
+    Slot.MLA_Q_NORM: f"{_LAYER}.self_attn.q_a_layernorm",
+    Slot.MLA_Q_UP: f"{_LAYER}.self_attn.q_b_proj",
+    Slot.MLA_KV_DOWN: f"{_LAYER}.self_attn.kv_a_proj_with_mqa",
+    Slot.MLA_KV_NORM: f"{_LAYER}.self_attn.kv_a_layernorm",
+    Slot.MLA_KV_UP: f"{_LAYER}.self_attn.kv_b_proj",
+    Slot.ROUTER_CORRECTION: f"{_LAYER}.mlp.gate.e_score_correction_bias",
+    Slot.SHARED_FC1: (f"{_LAYER}.mlp.shared_experts.gate_proj", f"{_LAYER}.mlp.shared_experts.up_proj"),
+    Slot.SHARED_FC2: f"{_LAYER}.mlp.shared_experts.down_proj",
+}
+
+FAMILIES: Mapping[str, Names] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA | _MIXTRAL,
+    "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA | _EXPERTS | _SHARED_EXPERT,
+    "qwen3": _LLAMA | _QK_NORMS,
+    "qwen3_moe": _LLAMA | _QK_NORMS | _EXPERTS,
+    "deepseek_v2": _LLAMA | _EXPERTS | _DEEPSEEK,
+    "deepseek_v3": _LLAMA | _EXPERTS | _DEEPSEEK,
+}
+"""By the `model_type` of the checkpoint's config.json."""
+
+
+def family(model_type: str) -> Names:
+    """Raises UnsupportedLayout for a family without a table."""
+    try:
+        return FAMILIES[model_type]
+    except KeyError:
+        raise UnsupportedLayout(
+            f"model family {model_type!r} has no table of checkpoint names; known: {', '.join(sorted(FAMILIES))}. Give a mapping instead", seen=model_type
+        ) from None

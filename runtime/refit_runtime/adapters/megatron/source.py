@@ -1,0 +1,103 @@
+"""A Megatron rank as a `WeightSource`: facts at construction, live memory at every `view`.
+
+Parameters are looked up again for every view, for Megatron moves `parameter.data` when it builds gradient and optimizer buffers.
+A tied output on the embedding's stage is the same memory and adds nothing; on another stage it is an equal copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from refit_api.errors import ShapeMismatch, UnsupportedLayout
+from refit_api.tensors import Box, Dtype, RankShards, Shard, TensorSpec
+
+from refit_runtime.adapters.megatron.layout import pieces
+from refit_runtime.adapters.megatron.linear import Leaf
+from refit_runtime.adapters.megatron.mesh import Mesh
+from refit_runtime.adapters.megatron.model import leaves
+from refit_runtime.adapters.megatron.names import Names, family
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A shard, and the part of a leaf's memory that it is."""
+
+    shard: Shard
+    leaf: Leaf
+    part: Box
+
+
+class MegatronSource:
+    """`chunks` are the rank's model, or its virtual stages. `names` is a family (`model_type` of config.json) or a mapping.
+
+    `vocabulary` is the checkpoint's number of words. `wire` is the dtype that parameters are published in, if not their own; buffers keep theirs.
+    """
+
+    def __init__(self, chunks: Sequence[Any], mesh: Mesh, names: str | Names, vocabulary: int, wire: Dtype | None = None) -> None:
+        table = family(names) if isinstance(names, str) else names
+        self._held = tuple(held for chunk in chunks for leaf in leaves(chunk, mesh, vocabulary) for held in shards_of(leaf, table, wire))
+        self._facts = RankShards(mesh.rank, mesh.dp.rank, tuple(held.shard for held in self._held))
+        refuse_twice(self._held)
+
+    def shards(self) -> RankShards:
+        return self._facts
+
+    def view(self, index: int) -> torch.Tensor:
+        held = self._held[index]
+        memory = held.leaf.view()
+        if tuple(memory.shape) != held.leaf.layout.local():
+            raise ShapeMismatch(
+                f"{held.leaf.path}: shape {tuple(memory.shape)} now, {held.leaf.layout.local()} when it was bound; bind the model again",
+                tensor=held.shard.tensor.name,
+            )
+        return memory[tuple(slice(lo, hi) for lo, hi in held.part)]
+
+
+def shards_of(leaf: Leaf, names: Names, wire: Dtype | None) -> Iterator[Held]:
+    tensors = tensor_names(leaf, names)
+    dtype = wire if wire is not None and leaf.attribute in leaf.module._parameters else dtype_of(leaf)
+    for piece in pieces(leaf.layout):
+        yield Held(Shard(TensorSpec(tensors[piece.tensor], dtype, piece.shape), piece.box), leaf, piece.local)
+
+
+def tensor_names(leaf: Leaf, names: Names) -> tuple[str, ...]:
+    """The checkpoint tensors that a leaf is made of. Raises UnsupportedLayout where the table has none, or another number of them."""
+    stems = names.get(leaf.slot, ())
+    stems = (stems,) if isinstance(stems, str) else stems
+    wanted = len(leaf.layout.bands.rows) if leaf.layout.bands is not None else 1
+    if len(stems) != wanted:
+        raise UnsupportedLayout(
+            f"{leaf.path} ({type(leaf.module).__name__}) is {leaf.slot.value!r} and holds {wanted} checkpoint tensors; "
+            f"the table of names has {list(stems) or 'none'}: choose the family that the model is of, or give a mapping",
+            module=leaf.path,
+            tensor=leaf.slot.value,
+            seen=len(stems),
+            expected=wanted,
+        )
+    suffix = f".{leaf.kind}" if leaf.kind else ""
+    return tuple(stem.format(layer=leaf.layer, expert=leaf.expert) + suffix for stem in stems)
+
+
+def dtype_of(leaf: Leaf) -> Dtype:
+    name = str(leaf.held().dtype).removeprefix("torch.")
+    try:
+        return Dtype(name)
+    except ValueError:
+        raise UnsupportedLayout(f"{leaf.path}: dtype {name}; expected one of {', '.join(d.value for d in Dtype)}", tensor=leaf.path, seen=name) from None
+
+
+def refuse_twice(held: Sequence[Held]) -> None:
+    """One rank offers each box once: a reader could not tell which of two memories is meant."""
+    seen: dict[tuple[str, Box], str] = {}
+    for one in held:
+        key = (one.shard.tensor.name, one.shard.box)
+        if key in seen:
+            raise UnsupportedLayout(
+                f"{one.leaf.path} and {seen[key]} are both {key[0]} {list(key[1])}: give each checkpoint tensor once", tensor=key[0], seen=seen[key]
+            )
+        seen[key] = one.leaf.path
