@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from refit_runtime.adapters.megatron.mesh import Axis, Mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from e2e.workloads.megatron_cpu import GPTModel, TransformerConfig, cpu, get_gpt_decoder_block_spec
-from refit_runtime.adapters.megatron.mesh import Axis, Mesh
 
 PADDED_WORDS = 128
 

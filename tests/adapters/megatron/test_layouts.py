@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from refit_api.tensors import Box, Dtype, RankShards
 from refit_runtime.adapters.megatron.source import MegatronSource
+
 from tests.adapters.megatron.reference import PADDED_WORDS, Trainer, World, checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:megatron.*")  # notes about deprecated defaults and absent CUDA extensions

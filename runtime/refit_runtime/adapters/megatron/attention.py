@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from refit_api.errors import UnsupportedLayout
 
-from refit_runtime.adapters.megatron.layout import Bands
+from refit_runtime.adapters.megatron.layout import Heads
 from refit_runtime.adapters.megatron.linear import At, Leaf, kind_of, linear, norm
 from refit_runtime.adapters.megatron.names import Slot
 
@@ -23,13 +23,11 @@ def grouped(at: At) -> Iterator[Leaf]:
     """Rows of `linear_qkv`, per KV group: its query rows, its key rows, its value rows. A rank's cut may fall inside a group."""
     config, tp = at.module.config, at.mesh.tp
     heads, groups, width = config.num_attention_heads, config.num_query_groups, config.kv_channels
-    if heads % groups:
-        raise UnsupportedLayout(f"{at.path}: {heads} query heads are not divisible by {groups} KV heads", module=at.path, seen=heads, expected=f"n x {groups}")
     for flag, why in (("attention_output_gate", "it adds gate rows to linear_qkv"), ("rotary_interleaved", "checkpoints rotate halves, not pairs")):
         if getattr(config, flag, False):
             raise UnsupportedLayout(f"{at.path}: {flag} is on and {why}; train with it off, or give the tensors from your own source", module=at.path)
-    rows = (heads // groups * width, width, width)
-    yield from linear(at, "linear_qkv", Slot.QKV, (groups * sum(rows), config.hidden_size), tp, Bands(groups, rows))
+    fused = (heads + 2 * groups) * width
+    yield from linear(at, "linear_qkv", Slot.QKV, (fused, config.hidden_size), tp, Heads(heads, groups, width))
     yield from norm(at, "q_layernorm", Slot.Q_NORM, width)
     yield from norm(at, "k_layernorm", Slot.K_NORM, width)
     yield from linear(at, "linear_proj", Slot.ATTENTION_OUT, (config.hidden_size, heads * width), tp)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from refit_api.tensors import Shape
 
-from refit_runtime.adapters.megatron.layout import Bands, Layout
+from refit_runtime.adapters.megatron.layout import Halves, Heads, Layout
 from refit_runtime.adapters.megatron.mesh import Axis, Mesh
 from refit_runtime.adapters.megatron.names import Slot
 
@@ -82,10 +82,10 @@ def derives(module: Any, name: str) -> bool:
     return any(base.__name__ == name and base.__module__.partition(".")[0] in HOSTS for base in type(module).__mro__)
 
 
-def linear(at: At, name: str, slot: Slot, shape: Shape, axis: Axis, bands: Bands | None = None) -> Iterator[Leaf]:
+def linear(at: At, name: str, slot: Slot, shape: Shape, axis: Axis, rows: Heads | Halves | None = None) -> Iterator[Leaf]:
     """A projection with weight `shape` (rows, columns), its bias, and the norm that it may carry."""
     child = at.child(name)
-    layout = None if child is None else cut(child.module, shape, axis, bands)
+    layout = None if child is None else cut(child.module, shape, axis, rows)
     if child is None or layout is None:
         return
     if present(child.module, "weight"):
@@ -111,15 +111,15 @@ def norm(at: At, name: str, slot: Slot, width: int) -> Iterator[Leaf]:
             yield child.leaf(kind, slot, Layout((width,)), kind)
 
 
-def cut(module: Any, shape: Shape, axis: Axis, bands: Bands | None) -> Layout | None:
+def cut(module: Any, shape: Shape, axis: Axis, rows: Heads | Halves | None) -> Layout | None:
     """The layout of a linear module's weight, by the module's type."""
     kind = kind_of(module)
     if kind in COLUMN:
-        return Layout(shape, 0, axis, bands)
-    if kind in ROW and bands is None:
+        return Layout(shape, 0, axis, rows)
+    if kind in ROW and rows is None:
         return Layout(shape, 1, axis)
-    if kind in WHOLE and module.parallel_mode is None:
-        return Layout(shape, bands=bands)
+    if kind in WHOLE and rows is None and module.parallel_mode is None:
+        return Layout(shape)
     return None
 
 

@@ -1,6 +1,6 @@
 """MLPs: dense, routed experts (one module each, or grouped) and shared experts.
 
-A gated fc1 holds, on each rank, its gate rows and then its up rows. Experts are numbered by the layer's own `local_expert_indices`.
+Experts are numbered by the layer's own `local_expert_indices`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from refit_api.errors import UnsupportedLayout
 
-from refit_runtime.adapters.megatron.layout import Bands, Layout
+from refit_runtime.adapters.megatron.layout import Halves, Layout
 from refit_runtime.adapters.megatron.linear import At, Leaf, bias_of, cut, kind_of, linear, present
 from refit_runtime.adapters.megatron.mesh import Axis
 from refit_runtime.adapters.megatron.names import Slot
@@ -30,42 +30,39 @@ def mlp(at: At) -> Iterator[Leaf]:
 
 def pair(at: At, fc1: Slot, fc2: Slot, ffn: int, axis: Axis) -> Iterator[Leaf]:
     hidden = at.module.config.hidden_size
-    rows, bands = fc1_rows(at, ffn, axis)
-    yield from linear(at, "linear_fc1", fc1, (rows, hidden), axis, bands)
+    rows, halves = fc1_rows(at, ffn)
+    yield from linear(at, "linear_fc1", fc1, (rows, hidden), axis, halves)
     yield from linear(at, "linear_fc2", fc2, (hidden, ffn), axis)
 
 
-def fc1_rows(at: At, ffn: int, axis: Axis) -> tuple[int, Bands | None]:
-    """Rows of the whole fc1, and its halves: each rank is a group of its own."""
-    if not at.module.config.gated_linear_unit:
-        return ffn, None
-    if ffn % axis.size:
-        raise UnsupportedLayout(f"{at.path}: {ffn} rows of each half are not divisible by {axis.size} ranks", module=at.path, seen=ffn)
-    return 2 * ffn, Bands(axis.size, (ffn // axis.size, ffn // axis.size))
+def fc1_rows(at: At, ffn: int) -> tuple[int, Halves | None]:
+    return (2 * ffn, Halves(ffn)) if at.module.config.gated_linear_unit else (ffn, None)
 
 
 def mixture(at: At) -> Iterator[Leaf]:
     config = at.module.config
-    router = at.child("router")
+    router, experts, shared = at.child("router"), at.child("experts"), at.child("shared_experts")
     if router is not None and kind_of(router.module) == "TopKRouter":
         yield from gate(router, config)
-    experts = at.child("experts")
-    ids = expert_ids(at, config)
     if experts is not None:
-        kind = kind_of(experts.module)
-        if kind == "SequentialMLP":
-            for index, expert in enumerate(ids):
-                one = replace(experts, module=experts.module.local_experts[index], path=f"{experts.path}.local_experts.{index}", expert=expert)
-                yield from pair(one, Slot.EXPERT_FC1, Slot.EXPERT_FC2, config.moe_ffn_hidden_size, at.mesh.etp)
-        elif kind == "TEGroupedMLP":
-            yield from grouped_linears(experts, ids, config)
-        elif kind == "GroupedMLP":
-            yield from grouped_weights(experts, ids, config)
-    shared = at.child("shared_experts")
+        yield from routed(experts, expert_ids(at, config), config)
     if shared is not None and kind_of(shared.module) == "SharedExpertMLP":
         yield from pair(shared, Slot.SHARED_FC1, Slot.SHARED_FC2, config.moe_shared_expert_intermediate_size, at.mesh.tp)
         if present(shared.module, "gate_weight"):
             yield shared.leaf("gate_weight", Slot.SHARED_GATE, Layout((1, config.hidden_size)))
+
+
+def routed(at: At, ids: tuple[int, ...], config: Any) -> Iterator[Leaf]:
+    kind = kind_of(at.module)
+    if kind == "SequentialMLP":
+        for index, (expert, module) in enumerate(zip(ids, at.module.local_experts, strict=True)):
+            if kind_of(module) == "MLP":
+                one = replace(at, module=module, path=f"{at.path}.local_experts.{index}", expert=expert)
+                yield from pair(one, Slot.EXPERT_FC1, Slot.EXPERT_FC2, config.moe_ffn_hidden_size, at.mesh.etp)
+    elif kind == "TEGroupedMLP":
+        yield from grouped_linears(at, ids, config)
+    elif kind == "GroupedMLP":
+        yield from grouped_weights(at, ids, config)
 
 
 def gate(at: At, config: Any) -> Iterator[Leaf]:
@@ -94,8 +91,8 @@ def expert_ids(at: At, config: Any) -> tuple[int, ...]:
 def grouped_linears(at: At, ids: tuple[int, ...], config: Any) -> Iterator[Leaf]:
     """Transformer Engine's grouped linears hold `weight0`, `weight1`, ..., one for each local expert."""
     hidden, ffn = config.hidden_size, config.moe_ffn_hidden_size
-    rows, bands = fc1_rows(at, ffn, at.mesh.etp)
-    for name, slot, shape, parts in (("linear_fc1", Slot.EXPERT_FC1, (rows, hidden), bands), ("linear_fc2", Slot.EXPERT_FC2, (hidden, ffn), None)):
+    rows, halves = fc1_rows(at, ffn)
+    for name, slot, shape, parts in (("linear_fc1", Slot.EXPERT_FC1, (rows, hidden), halves), ("linear_fc2", Slot.EXPERT_FC2, (hidden, ffn), None)):
         child = at.child(name)
         layout = None if child is None else cut(child.module, shape, at.mesh.etp, parts)
         if child is None or layout is None:
@@ -110,7 +107,7 @@ def grouped_linears(at: At, ids: tuple[int, ...], config: Any) -> Iterator[Leaf]
 def grouped_weights(at: At, ids: tuple[int, ...], config: Any) -> Iterator[Leaf]:
     """Two parameters hold all local experts, transposed: seen as (experts, hidden, rows) and (experts, columns, hidden)."""
     hidden, ffn, etp = config.hidden_size, config.moe_ffn_hidden_size, at.mesh.etp
-    rows, bands = fc1_rows(at, ffn, etp)
+    rows, halves = fc1_rows(at, ffn)
 
     def of(index: int, columns: int) -> Any:
         def lens(memory: torch.Tensor) -> torch.Tensor:
@@ -120,5 +117,5 @@ def grouped_weights(at: At, ids: tuple[int, ...], config: Any) -> Iterator[Leaf]
 
     for index, expert in enumerate(ids):
         one = replace(at, expert=expert)
-        yield replace(one.leaf("weight1", Slot.EXPERT_FC1, Layout((rows, hidden), 0, etp, bands)), lens=of(index, rows // etp.size))
+        yield replace(one.leaf("weight1", Slot.EXPERT_FC1, Layout((rows, hidden), 0, etp, halves)), lens=of(index, rows // etp.size))
         yield replace(one.leaf("weight2", Slot.EXPERT_FC2, Layout((hidden, ffn), 1, etp)), lens=of(index, hidden))

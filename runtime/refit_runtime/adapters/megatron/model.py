@@ -9,7 +9,7 @@ from typing import Any
 from refit_api.errors import UnsupportedLayout
 
 from refit_runtime.adapters.megatron.attention import attention
-from refit_runtime.adapters.megatron.layout import Layout
+from refit_runtime.adapters.megatron.layout import Halves, Layout, Words
 from refit_runtime.adapters.megatron.linear import At, Leaf, derives, kind_of, linear, norm, present
 from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.mlp import mlp
@@ -46,9 +46,7 @@ def leaves(chunk: Any, mesh: Mesh, vocabulary: int) -> tuple[Leaf, ...]:
 
 def walk(at: At, vocabulary: int) -> Iterator[Leaf]:
     gpt = at.module
-    words = Layout((gpt.vocab_size, gpt.config.hidden_size), 0, at.mesh.tp, kept=vocabulary)
-    if vocabulary > gpt.vocab_size:
-        raise UnsupportedLayout(f"vocabulary {vocabulary} is more than the model's {gpt.vocab_size} padded words", seen=vocabulary, expected=gpt.vocab_size)
+    words = Layout((gpt.vocab_size, gpt.config.hidden_size), 0, at.mesh.tp, Words(vocabulary))
     embedding = at.child("embedding")
     table = embedding.child("word_embeddings") if embedding is not None else None
     if table is not None and kind_of(table.module) == "VocabParallelEmbedding":
@@ -63,7 +61,7 @@ def walk(at: At, vocabulary: int) -> Iterator[Leaf]:
     if head is not None:
         slot = Slot.EMBEDDING if gpt.share_embeddings_and_output_weights else Slot.OUTPUT
         for leaf in linear(at, "output_layer", slot, words.shape, at.mesh.tp):
-            yield replace(leaf, layout=replace(leaf.layout, kept=vocabulary))
+            yield replace(leaf, layout=replace(leaf.layout, rows=words.rows))
 
 
 def transformer_layer(at: At) -> Iterator[Leaf]:
@@ -85,11 +83,7 @@ def check(leaf: Leaf) -> None:
     plain = type(held.data).__name__
     if plain != "Tensor":
         raise UnsupportedLayout(f"{where}: memory of type {plain}; expected a plain tensor (turn parameter quantisation off)", tensor=leaf.path, seen=plain)
-    seen, expected = tuple(leaf.view().shape), layout.local()
-    if expected is None:
-        raise UnsupportedLayout(
-            f"{where}: {layout.shape[layout.dim or 0]} rows or columns are not divisible by {layout.axis.size} ranks", tensor=leaf.path, seen=seen
-        )
+    seen, expected = tuple(leaf.view().shape), layout.local(where)
     if seen != expected:
         raise UnsupportedLayout(f"{where}: shape {seen}; expected {expected}, a part of {layout.shape}", tensor=leaf.path, seen=seen, expected=expected)
     if leaf.lens is not None:
@@ -97,7 +91,7 @@ def check(leaf: Leaf) -> None:
     stride = getattr(held, "partition_stride", 1)
     if getattr(held, "tensor_model_parallel", False):
         dim = held.partition_dim
-        strides = {1} if layout.bands is None else {1, len(layout.bands.rows)}
+        strides = {1, 2} if isinstance(layout.rows, Halves) else {1}
         if layout.axis.size > 1 and (dim != layout.dim or stride not in strides):
             raise UnsupportedLayout(
                 f"{where}: partition_dim {dim}, partition_stride {stride}; expected dim {layout.dim}, stride {sorted(strides)}", tensor=leaf.path, seen=dim

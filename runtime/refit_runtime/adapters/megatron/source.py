@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from refit_api.errors import ShapeMismatch, UnsupportedLayout
 from refit_api.tensors import Box, Dtype, RankShards, Shard, TensorSpec
 
-from refit_runtime.adapters.megatron.layout import pieces
 from refit_runtime.adapters.megatron.linear import Leaf
 from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.model import leaves
@@ -50,10 +49,10 @@ class MegatronSource:
     def view(self, index: int) -> torch.Tensor:
         held = self._held[index]
         memory = held.leaf.view()
-        if tuple(memory.shape) != held.leaf.layout.local():
+        expected = held.leaf.layout.local(held.leaf.path)
+        if tuple(memory.shape) != expected:
             raise ShapeMismatch(
-                f"{held.leaf.path}: shape {tuple(memory.shape)} now, {held.leaf.layout.local()} when it was bound; bind the model again",
-                tensor=held.shard.tensor.name,
+                f"{held.leaf.path}: shape {tuple(memory.shape)} now, {expected} when it was bound; bind the model again", tensor=held.shard.tensor.name
             )
         return memory[tuple(slice(lo, hi) for lo, hi in held.part)]
 
@@ -61,15 +60,15 @@ class MegatronSource:
 def shards_of(leaf: Leaf, names: Names, wire: Dtype | None) -> Iterator[Held]:
     tensors = tensor_names(leaf, names)
     dtype = wire if wire is not None and leaf.attribute in leaf.module._parameters else dtype_of(leaf)
-    for piece in pieces(leaf.layout):
-        yield Held(Shard(TensorSpec(tensors[piece.tensor], dtype, piece.shape), piece.box), leaf, piece.local)
+    for piece in leaf.layout.pieces(tensors):
+        yield Held(Shard(TensorSpec(piece.tensor, dtype, piece.shape), piece.box), leaf, piece.local)
 
 
 def tensor_names(leaf: Leaf, names: Names) -> tuple[str, ...]:
     """The checkpoint tensors that a leaf is made of. Raises UnsupportedLayout where the table has none, or another number of them."""
     stems = names.get(leaf.slot, ())
     stems = (stems,) if isinstance(stems, str) else stems
-    wanted = len(leaf.layout.bands.rows) if leaf.layout.bands is not None else 1
+    wanted = leaf.layout.parts
     if len(stems) != wanted:
         raise UnsupportedLayout(
             f"{leaf.path} ({type(leaf.module).__name__}) is {leaf.slot.value!r} and holds {wanted} checkpoint tensors; "
