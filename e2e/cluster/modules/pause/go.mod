@@ -1,0 +1,3 @@
+module refit.dev/e2e/cluster/pause
+
+go 1.26
