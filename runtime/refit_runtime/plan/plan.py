@@ -155,6 +155,14 @@ class Plan:
     def coordinate_runs(self, class_: str, id: str) -> tuple[int, ...]:  # noqa: A002  an id is what it is
         return tuple(run.index for run in self.runs if (class_, id) in run.needers)
 
+    def source_bytes(self, rank: int) -> int:
+        """Of the rank's arena: every run whose tuple names it."""
+        return _arena(self.runs, self.rank_runs(rank))[1]
+
+    def coordinate_bytes(self, class_: str, id: str) -> int:  # noqa: A002
+        """Of the coordinate's arena."""
+        return _arena(self.runs, self.coordinate_runs(class_, id))[1]
+
     def source(self, rank: int) -> SourcePlan:
         which = self._ranks[rank]
         table = self._facts.trainer[which]

@@ -1,0 +1,66 @@
+"""A plan as tables: who reads how much from whom, and what it costs in memory. The same text wherever it is printed, so it can be compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+
+from refit_runtime.plan.coverage import label
+from refit_runtime.plan.plan import Plan
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(nbytes: int) -> str:
+    value, unit = float(nbytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{nbytes} B" if unit == 0 else f"{value:.4g} {_UNITS[unit]}"
+
+
+def tables(plan: Plan) -> Group:
+    return Group(_links(plan), _sources(plan), _coordinates(plan))
+
+
+def _links(plan: Plan) -> Table:
+    """Bytes per link, as long as every first owner lives."""
+    table = _table("Links", ["source", "coordinate"], ["runs", "atoms", "bytes"])
+    links: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for run in plan.runs:
+        for class_, id_ in run.needers:
+            found = links[run.owners[0], label(class_, id_)]
+            for i, value in enumerate((1, run.atoms, run.bytes)):
+                found[i] += value
+    for (rank, place), (runs, atoms, nbytes) in sorted(links.items()):
+        table.add_row(f"rank {rank}", place, str(runs), str(atoms), size(nbytes))
+    return table
+
+
+def _sources(plan: Plan) -> Table:
+    table = _table("Trainer ranks", ["rank", "slots"], ["runs", "arena"])
+    for rank in plan.ranks:
+        runs = plan.rank_runs(rank)
+        slots = list(dict.fromkeys(plan.runs[run].slot for run in runs))
+        table.add_row(str(rank), ", ".join(slots), str(len(runs)), size(plan.source_bytes(rank)))
+    return table
+
+
+def _coordinates(plan: Plan) -> Table:
+    table = _table("Coordinates", ["coordinate"], ["runs", "atoms", "bytes", "arena"])
+    for class_, id_ in plan.coordinates:
+        runs = [plan.runs[run] for run in plan.coordinate_runs(class_, id_)]
+        nbytes, arena = sum(run.bytes for run in runs), plan.coordinate_bytes(class_, id_)
+        table.add_row(label(class_, id_), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), size(arena))
+    return table
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in texts:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
