@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from refit_api.wire import CoordinateSources, GroupRef, Order, Role, VersionPhase
 
+from refit_operator.decide.actions import Announce
 from refit_operator.decide.facts import CatalogFacts, Child, Group, Pod, Record, Verdict
 
 Manifest = Mapping[str, Any]
@@ -70,19 +71,37 @@ class TokenAuthority(Protocol):
         ...
 
 
-class Cluster(Protocol):
-    """Writes to the API server. Raises SpecError for what only the author can repair, PeerUnavailable for what may be tried again."""
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Where a written object stands: resourceVersion as a number, and generation (0 where a kind has none)."""
 
-    async def apply(self, manifest: Manifest) -> None:
-        """Server-side apply of a child. SpecError NameTaken when the name belongs to somebody else."""
+    revision: int
+    generation: int
+
+
+class Cluster(Protocol):
+    """Writes to the API server. Raises SpecError for what only the author can repair, PeerUnavailable and Denied for what may be tried again."""
+
+    async def claim(self, manifest: Manifest) -> None:
+        """SpecError NameTaken when the child's name belongs to somebody else."""
         ...
 
-    async def dry_run(self, manifest: Manifest) -> Verdict: ...
+    async def apply(self, manifest: Manifest) -> Stamp:
+        """Server-side apply of a child."""
+        ...
+
+    async def dry_run(self, manifest: Manifest) -> Verdict:
+        """Would the API server take this workload? Strict: unknown and doubled fields are refused."""
+        ...
+
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Only the object with this uid; one that is gone is fine."""
         ...
 
-    async def patch_status(self, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> None: ...
+    async def write_status(self, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> Stamp:
+        """The whole status. PeerUnavailable if the object is gone or another one has its name."""
+        ...
+
     async def create_record(self, manifest: Manifest) -> None:
         """Creates a WeightVersion; one that is there already is fine."""
         ...
@@ -92,10 +111,10 @@ class Cluster(Protocol):
         ...
 
     async def mark_pod(self, namespace: str, name: str, uid: str, synced: bool, message: str, now: float) -> None:
-        """The readiness gate, and the deletion cost that goes with it."""
+        """The readiness gate, and the deletion cost that goes with it. A pod that is gone is fine."""
         ...
 
-    async def post_event(self, regarding: Manifest, kind: str, reason: str, action: str, note: str, now: float) -> None: ...
+    async def post_event(self, namespace: str, event: Announce, now: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +195,20 @@ class Catalog(Protocol):
         """The record of an ended version is gone: so is the version."""
         ...
 
+    def depart(self, key: GroupRef, pod_uid: str) -> None:
+        """The pod is gone, and all that its workers held with it."""
+        ...
+
     async def forget(self, key: GroupRef) -> None:
         """The group is gone: all of it."""
+        ...
+
+
+class Secrets(Protocol):
+    """Secrets as whole objects."""
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None: ...
+
+    async def write_secret(self, manifest: Manifest) -> None:
+        """Creates it, or replaces the one whose resourceVersion the manifest names. PeerUnavailable when somebody was faster."""
         ...

@@ -32,7 +32,10 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child object as the watch shows it. `settled`: its controller has seen the newest spec. `trouble`: why pods cannot be made."""
+    """A child object as the watch shows it. `settled`: its controller has seen the newest spec. `trouble`: why pods cannot be made.
+
+    `revision`, `generation`: where it stands, as in `ports.Stamp`.
+    """
 
     kind: str
     name: str
@@ -44,6 +47,8 @@ class Child:
     ready: int = 0
     settled: bool = True
     trouble: str = ""
+    revision: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Record:
     deleted: float | None = None
     finalized: bool = True
     generation: int = 1
+    revision: int = 0
     status: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -163,6 +169,7 @@ class Group:
     name: str
     uid: str
     generation: int
+    revision: int = 0
     deleting: bool = False
     status: Mapping[str, Any] = field(default_factory=dict)
 

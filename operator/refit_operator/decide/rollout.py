@@ -1,0 +1,220 @@
+"""Orders: who stages what from whom, and who commits. Recomputed from what generators report, never from what was meant before.
+
+Invariants:
+- a generator that serves its target, or works towards it with sources that are left, gets no new order;
+- an order to commit goes only to a generator that has staged the very version on all ranks; at most maxConcurrent are inside a commit;
+- a newer target replaces a stage only below 80 % of it, and never two in a row for one generator, as long as a source is left;
+- a failed order is repeated only if its error says so, or if the generator serves nothing; with growing pauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from refit_api.v1alpha1 import RefitGroupSpec
+from refit_api.wire import CoordinateSources, Order, Source, VersionPhase
+
+from refit_operator.decide.actions import Assign
+from refit_operator.decide.facts import CatalogFacts, VersionState
+from refit_operator.decide.members import Member
+from refit_operator.decide.memory import Attempt, Memory
+from refit_operator.fanout.edges import TRAINERS, Edge, Node, Stage, assign
+from refit_operator.fanout.shape import Load, Rates, Shape, shape
+from refit_operator.resources import resolved
+
+FINISH_ABOVE = 0.8
+_RETRY_FIRST = 2.0
+_RETRY_LAST = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`edges` by member id, for printing and status; `wake`: when something waits for the clock."""
+
+    orders: tuple[Assign, ...]
+    edges: Mapping[str, Edge]
+    shape: Shape | None
+    memory: Memory
+    wake: float | None
+
+
+def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], target: int, memory: Memory, now: float) -> Plan:
+    memory = _attempts(fleet, memory, now)
+    state = next((s for s in facts.versions if s.version.number == target), None)
+    if target == 0 or state is None:
+        return Plan((), {}, None, memory, None)
+    ready = [m for m in fleet if m.generator is not None and m.generator.whole]
+    usable = frozenset(s.version.number for s in facts.versions if s.version.phase is VersionPhase.READY) if spec.rollout.policy == "Latest" else frozenset()
+    aims = {m.id: aim(m, target, usable, memory) for m in ready}
+    going = [m for m in ready if aims[m.id] == target]
+    edges, chosen = _edges(spec, facts, state, going)
+    orders = [*_stages(spec, going, edges, target, memory, now), *_commits(spec, ready, aims, memory, now)]
+    moved = frozenset(f"{order.pod_uid}/{order.instance}" for order in orders if order.order is Order.STAGE)
+    superseded = frozenset(m.id for m in going if m.staging not in (0, target))
+    memory = replace(memory, superseded=(memory.superseded - moved) | (superseded & moved))
+    waits = [a.not_before for a in memory.attempts.values() if a.not_before > now]
+    return Plan(tuple(orders), edges, chosen, memory, min(waits, default=None))
+
+
+def aim(member: Member, target: int, usable: frozenset[int], memory: Memory) -> int:
+    """What it works for now: the target, or an older version that it was sent to and should finish first. `usable`: those that it may still finish."""
+    ordered = member.ordered
+    if ordered == target or ordered not in usable or ordered <= member.serving or member.failed_at(ordered):
+        return target
+    if member.staged == ordered or member.busy:
+        return ordered
+    under_way = member.staging == ordered
+    return ordered if under_way and (member.progress > FINISH_ABOVE or member.id in memory.superseded) else target
+
+
+def _attempts(fleet: Sequence[Member], memory: Memory, now: float) -> Memory:
+    """Counts each failed order once; forgets generators that are gone or were sent elsewhere."""
+    kept: dict[str, Attempt] = {}
+    for member in fleet:
+        assignment = member.generator.assignment if member.generator else None
+        if assignment is None or member.generator is None:
+            continue
+        before = memory.attempts.get(member.id)
+        if before is not None and before.version != assignment.target:
+            before = None
+        order = (assignment.catalog_epoch, assignment.seq)
+        if member.failed_at(assignment.target) and (before is None or before.order != order):
+            count = before.count + 1 if before is not None else 1
+            asked = (member.generator.error.retry_after if member.generator.error else None) or 0.0
+            before = Attempt(assignment.target, count, order, now + max(min(_RETRY_FIRST * 2 ** (count - 1), _RETRY_LAST), asked))
+        if before is not None:
+            kept[member.id] = before
+    return replace(memory, attempts=kept)
+
+
+def may_retry(member: Member) -> bool:
+    """Its error may pass by itself, or there is nothing that it could go on serving."""
+    error = member.generator.error if member.generator else None
+    return error is None or error.retry_after is not None or member.serving == 0
+
+
+def _due(member: Member, memory: Memory, now: float) -> bool:
+    attempt = memory.attempts.get(member.id)
+    return may_retry(member) and (attempt is None or attempt.not_before <= now)
+
+
+def _edges(spec: RefitGroupSpec, facts: CatalogFacts, state: VersionState, going: Sequence[Member]) -> tuple[dict[str, Edge], Shape]:
+    """Class by class: only equal needs can be relayed."""
+    number = state.version.number
+    classes: dict[str, list[Member]] = {}
+    for member in going:
+        if member.generator is not None:
+            classes.setdefault(member.generator.class_hash, []).append(member)
+    edges: dict[str, Edge] = {}
+    chosen: list[Shape] = []
+    for _, fleet in sorted(classes.items()):
+        ranks = max(len(m.generator.ranks) for m in fleet if m.generator)
+        readers = [m for m in fleet if _stage(m, number) is not Stage.COMPLETE]
+        load = Load(len(readers), state.version.bytes // max(1, ranks), ranks, state.trainers or facts.world)
+        form = shape(spec.fanout.topology, spec.fanout.degree, spec.fanout.max_readers_per_source, load, Rates())
+        nodes = [Node(m.id, _stage(m, number), m.pod.node, not _relays(spec, m, number)) for m in fleet]
+        edges |= assign(nodes, state.offered, form, {m.id: _parent(m) for m in fleet if _pulls(m, number)})
+        chosen.append(form)
+    return edges, max(chosen, key=lambda one: one.seconds, default=Shape(shape("Direct", 2, None, Load(0, 0, 1, 1), Rates()).topology, None, None, 0.0))
+
+
+def _stage(member: Member, number: int) -> Stage:
+    offers = member.generator.offers if member.generator else {}
+    if number in offers:
+        return Stage.COMPLETE if offers[number] else Stage.READING
+    if member.serving == number or member.staged == number:
+        return Stage.COMPLETE
+    return Stage.READING if _pulls(member, number) else Stage.WAITING
+
+
+def _pulls(member: Member, number: int) -> bool:
+    """Sent to stage the version, and neither done nor failed."""
+    assignment = member.generator.assignment if member.generator else None
+    return assignment is not None and assignment.target == number and not member.failed and assignment.order is Order.STAGE
+
+
+def _relays(spec: RefitGroupSpec, member: Member, number: int) -> bool:
+    """May others read from it? Who has the bytes must offer them; who is still to pull them will."""
+    if not spec.generators.engine.relays or member.fenced or member.generator is None:
+        return False
+    return number in member.generator.offers or _stage(member, number) is not Stage.COMPLETE
+
+
+def _parent(member: Member) -> str:
+    """Where it reads first, by its present order."""
+    assignment = member.generator.assignment if member.generator else None
+    for sources in assignment.sources if assignment else ():
+        for source in sources.relays:
+            return f"{source.worker.pod_uid}/{source.worker.instance}"
+    return TRAINERS
+
+
+def _stages(
+    spec: RefitGroupSpec, going: Sequence[Member], edges: Mapping[str, Edge], target: int, memory: Memory, now: float
+) -> list[Assign]:
+    by_id = {member.id: member for member in going}
+    orders: list[Assign] = []
+    for member in going:
+        edge = edges.get(member.id)
+        if edge is None or _stage(member, target) is Stage.COMPLETE or member.busy:
+            continue
+        under_way = _pulls(member, target) and _parent(member) == edge.parent
+        if under_way or not _offering(by_id.get(edge.parent), edge.parent, target):
+            continue
+        if member.failed_at(target) and not _due(member, memory, now):
+            continue
+        assert member.generator is not None, "only registered generators are going"
+        sources = _sources(member, edge, by_id, target)
+        orders.append(Assign(member.generator.pod_uid, member.generator.instance, target, Order.STAGE, sources, _deadline(spec)))
+    return orders
+
+
+def _offering(parent: Member | None, id: str, target: int) -> bool:
+    """A child is sent when its parent can be leased: trainers always, peers as soon as they opened their holder."""
+    return id == TRAINERS or (parent is not None and parent.generator is not None and target in parent.generator.offers)
+
+
+def _sources(member: Member, edge: Edge, by_id: Mapping[str, Member], target: int) -> tuple[CoordinateSources, ...]:
+    """Coordinate to coordinate; empty when the trainers are the source."""
+    if edge.parent == TRAINERS or member.generator is None:
+        return ()
+    made = []
+    for rank in sorted(member.generator.ranks, key=lambda r: r.worker.rank):
+        relays = tuple(source for id in (edge.parent, *edge.alternates) for source in _relay(by_id.get(id), rank.coordinate, target))
+        made.append(CoordinateSources(rank.coordinate, relays))
+    return tuple(made)
+
+
+def _relay(peer: Member | None, coordinate: str, target: int) -> tuple[Source, ...]:
+    if peer is None or peer.generator is None or target not in peer.generator.offers:
+        return ()
+    complete = peer.generator.offers[target]
+    return tuple(
+        Source(rank.worker, rank.endpoint, coordinate=coordinate, complete=complete)
+        for rank in peer.generator.ranks
+        if rank.coordinate == coordinate and rank.endpoint is not None
+    )
+
+
+def _commits(spec: RefitGroupSpec, ready: Sequence[Member], aims: Mapping[str, int], memory: Memory, now: float) -> list[Assign]:
+    """Those who have staged commit, as many at once as allowed; who serves nothing goes first, then by name."""
+    inside = sum(member.committing or member.busy for member in ready)
+    free = max(1, resolved(spec.rollout.max_concurrent, len(ready))) - inside
+    waiting = [m for m in ready if m.staged == aims[m.id] and m.serving != m.staged and not m.committing and not m.busy]
+    orders: list[Assign] = []
+    for member in sorted(waiting, key=lambda m: (m.serving != 0, m.id)):
+        if free <= 0:
+            break
+        if member.failed_at(member.staged) and not _due(member, memory, now):
+            continue
+        assert member.generator is not None, "only registered generators have staged"
+        kept = member.generator.assignment
+        sources = kept.sources if kept is not None and kept.target == member.staged else ()
+        orders.append(Assign(member.generator.pod_uid, member.generator.instance, member.staged, Order.COMMIT, sources, _deadline(spec)))
+        free -= 1
+    return orders
+
+
+def _deadline(spec: RefitGroupSpec) -> float:
+    return float(spec.rollout.progress_deadline_seconds)

@@ -1,0 +1,33 @@
+"""Metrics of a group, from what a pass saw. Counters of generators are those of its status."""
+
+from __future__ import annotations
+
+from refit_api.wire import GroupRef
+
+from refit_operator import telemetry
+from refit_operator.decide.actions import WriteStatus
+from refit_operator.decide.facts import Observed
+
+
+def show(key: GroupRef, observed: Observed) -> None:
+    telemetry.LEASES.labels(key.namespace, key.name).set(sum(state.leases for state in observed.catalog.versions))
+
+
+def status(key: GroupRef, action: WriteStatus) -> None:
+    """What was written as a RefitGroup's status."""
+    if action.kind != "RefitGroup":
+        return
+    place = (key.namespace, key.name)
+    telemetry.TARGET.labels(*place).set(action.status.get("targetVersion", 0))
+    telemetry.CURRENT.labels(*place).set(action.status.get("currentVersion", 0))
+    telemetry.DEPTH.labels(*place).set(action.status.get("fanout", {}).get("depth", 0))
+    for state in telemetry.STATES:
+        telemetry.GENERATORS.labels(*place, state).set(action.status.get("generators", {}).get(state, 0))
+
+
+def held_back(kind: str) -> None:
+    telemetry.STATUS_COALESCED.labels(kind).inc()
+
+
+def forget(key: GroupRef) -> None:
+    telemetry.forget(key.namespace, key.name)

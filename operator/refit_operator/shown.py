@@ -1,0 +1,126 @@
+"""Objects as the watch shows them -> facts. Small tuples are kept, not bodies; only a RefitGroup's spec is kept whole.
+
+Pure. A body of an unexpected shape gives defaults rather than an error: it is the API server's object, not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from refit_api import names
+from refit_api.wire import Role
+
+from refit_operator.decide.conditions import seconds
+from refit_operator.decide.facts import Child, Group, Pod, Record
+
+Body = Mapping[str, Any]
+_TROUBLES = frozenset(
+    ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
+)
+
+
+def owner(body: Body) -> tuple[str, str]:
+    """Name and uid of the RefitGroup that controls the object; empty when none does."""
+    for reference in body.get("metadata", {}).get("ownerReferences") or ():
+        if reference.get("kind") == "RefitGroup" and reference.get("controller") and reference.get("apiVersion", "").startswith(f"{names.GROUP}/"):
+            return reference["name"], reference["uid"]
+    return "", ""
+
+
+def group(body: Body) -> Group:
+    metadata = body["metadata"]
+    return Group(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation", 1)),
+        revision=_revision(metadata),
+        deleting="deletionTimestamp" in metadata,
+        status=body.get("status") or {},
+    )
+
+
+def record(body: Body) -> Record:
+    metadata, spec = body["metadata"], body.get("spec") or {}
+    return Record(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        number=int(spec.get("version", 0)),
+        step=int(spec.get("trainerStep", 0)),
+        run_id=str(spec.get("trainerRunId", "")),
+        key=str(spec.get("idempotencyKey", "")),
+        plan_key=str(spec.get("planKey", "")),
+        slots=int(spec.get("expectedSlots", 0)),
+        created=seconds(metadata["creationTimestamp"]),
+        hold=bool(spec.get("hold", False)),
+        abort=bool(spec.get("abort", False)),
+        deleted=seconds(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
+        finalized=names.FINALIZER in (metadata.get("finalizers") or ()),
+        generation=int(metadata.get("generation", 1)),
+        revision=_revision(metadata),
+        status=body.get("status") or {},
+    )
+
+
+def pod(body: Body) -> Pod:
+    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    labels, conditions = metadata.get("labels") or {}, {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
+    gate = conditions.get(names.READINESS_GATE)
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=Role(labels[names.LABEL_ROLE]),
+        created=seconds(metadata["creationTimestamp"]),
+        node=str(spec.get("nodeName", "")),
+        ready=conditions.get("Ready") == "True",
+        synced=None if gate is None else gate == "True",
+        leaving="deletionTimestamp" in metadata,
+        ended=status.get("phase") in ("Succeeded", "Failed"),
+        template=str(labels.get(names.LABEL_TEMPLATE, "")),
+        trouble=_trouble(status, conditions),
+    )
+
+
+def child(body: Body, kind: str) -> Child:
+    """`kind` is the watch's: listed items carry none."""
+    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    generation = int(metadata.get("generation", 0))
+    failures = (c.get("message", "") for c in status.get("conditions") or () if c.get("type") == "ReplicaFailure" and c.get("status") == "True")
+    return Child(
+        kind=kind,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owned=owner(body)[0] == (metadata.get("labels") or {}).get(names.LABEL_GROUP),
+        wanted=int(spec.get("replicas", 0)),
+        pods=int(status.get("replicas", 0)),
+        updated=int(status.get("updatedReplicas", 0)),
+        ready=int(status.get("readyReplicas", 0)),
+        settled=int(status.get("observedGeneration", generation if kind not in ("Deployment", "StatefulSet") else 0)) >= generation,
+        trouble=next(failures, ""),
+        revision=_revision(metadata),
+        generation=generation,
+    )
+
+
+def _revision(metadata: Mapping[str, Any]) -> int:
+    return int(metadata.get("resourceVersion", 0))
+
+
+def _trouble(status: Body, conditions: Mapping[str, str]) -> str:
+    """The first container that cannot run, or why the pod cannot be placed."""
+    for container in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in _TROUBLES:
+            ended = ((container.get("lastState") or {}).get("terminated") or {}).get("message", "")
+            told = str(ended or waiting.get("message", "")).strip()[-300:]
+            return f"container {container.get('name')}: {waiting['reason']}" + (f": {told}" if told else "")
+    if conditions.get("PodScheduled") == "False":
+        told = next((c.get("message", "") for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), "")
+        return f"not scheduled: {told}"
+    return ""
+
+
+def _containers(status: Body) -> Iterable[Mapping[str, Any]]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()

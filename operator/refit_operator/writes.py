@@ -1,0 +1,88 @@
+"""What this process wrote, until the watch shows it: no child is applied twice for nothing, no status is computed from one older than ours.
+
+Pure bookkeeping; the reconciler asks before it writes and tells after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from refit_operator.decide.facts import Child
+from refit_operator.ports import Manifest, Stamp
+
+_SHOWN_WITHIN = 30.0
+"""Seconds in which the watch must show a write; beyond it the object counts as deleted by somebody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    digest: str
+    stamp: Stamp
+    at: float
+
+
+@dataclass(slots=True)
+class Children:
+    """Which children are as they were applied."""
+
+    applied: dict[tuple[str, str, str], _Applied] = field(default_factory=dict)
+
+    def stale(self, manifest: Manifest, shown: Child | None, now: float) -> bool:
+        """Whether the child must be applied: never written by this process, wanted otherwise now, changed by others, or gone."""
+        last = self.applied.get(_key(manifest))
+        if last is None or last.digest != digest(manifest):
+            return True
+        if shown is None:
+            return now - last.at > _SHOWN_WITHIN
+        if shown.revision < last.stamp.revision:  # the watch is behind
+            return False
+        return shown.generation != last.stamp.generation if last.stamp.generation else shown.revision != last.stamp.revision
+
+    def written(self, manifest: Manifest, stamp: Stamp, now: float) -> None:
+        self.applied[_key(manifest)] = _Applied(digest(manifest), stamp, now)
+
+    def forget(self, namespace: str, names: frozenset[str]) -> None:
+        for key in [k for k in self.applied if k[1] == namespace and k[2] in names]:
+            del self.applied[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    status: Mapping[str, Any]
+    revision: int
+    at: float
+
+
+@dataclass(slots=True)
+class Statuses:
+    """The newest status of each object, and when it may be written again. `interval`: seconds between writes that nobody waits for, by kind."""
+
+    interval: Mapping[str, float]
+    written_last: dict[str, _Status] = field(default_factory=dict)
+
+    def newest(self, uid: str, shown: Mapping[str, Any], revision: int) -> Mapping[str, Any]:
+        last = self.written_last.get(uid)
+        return last.status if last is not None and revision < last.revision else shown
+
+    def wait(self, kind: str, uid: str, urgent: bool, now: float) -> float:
+        """Seconds until this write may go out; 0: now."""
+        last = self.written_last.get(uid)
+        return 0.0 if urgent or last is None else max(0.0, last.at + self.interval[kind] - now)
+
+    def written(self, uid: str, status: Mapping[str, Any], stamp: Stamp, now: float) -> None:
+        self.written_last[uid] = _Status(status, stamp.revision, now)
+
+    def forget(self, uid: str) -> None:
+        self.written_last.pop(uid, None)
+
+
+def digest(manifest: Manifest) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _key(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
