@@ -12,6 +12,8 @@ import pytest
 from e2e.kubectl import Kubectl
 
 if TYPE_CHECKING:
+    from refit_operator.catalog.local import LocalCatalog
+
     from e2e.cluster.apiserver import ApiServer
 
 ROOT = Path(__file__).parents[1]
@@ -39,3 +41,12 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def kubectl(api_server: ApiServer) -> Kubectl:
     """kubectl as a cluster administrator of `api_server`."""
     return kubectl_of(api_server)
+
+
+@pytest.fixture
+def catalog_server() -> Iterator[LocalCatalog]:
+    """The real catalog service on loopback: gRPC, TLS, tokens, memory store; what the operator would write is confirmed at once."""
+    from refit_operator.catalog.local import local_catalog
+
+    with local_catalog() as catalog:
+        yield catalog

@@ -104,7 +104,7 @@ class Registered:
 
     catalog_epoch: int
     group_uid: str
-    group_key: bytes
+    group_key: bytes = field(repr=False)
     lease_seconds: float
     want_layout: bool
 
@@ -405,7 +405,7 @@ class GetManifest:
     number: int
     worker: WorkerRef
     holder: WorkerRef
-    mac: bytes = b""
+    mac: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +426,7 @@ class Manifest:
     number: int
     plan_key: str
     agent: str
-    metadata: bytes
+    metadata: bytes = field(repr=False)
     base: int
     device: int
     memory: str

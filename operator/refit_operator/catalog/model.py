@@ -101,6 +101,15 @@ def confirm(group: Group, epoch: int, ceiling: int, records: frozenset[int]) -> 
     return following if following != group else group
 
 
+def retune(group: Group, terms: Terms) -> Group:
+    """The spec changed. Deadlines that are running keep their end."""
+    return replace(group, terms=terms)
+
+
+def protect(group: Group, numbers: frozenset[int], current: int) -> Group:
+    return group if (numbers, current) == (group.protected, group.current) else replace(group, protected=numbers, current=current)
+
+
 def wanted_ceiling(group: Group) -> int:
     """The next block of numbers is asked for when half of one is used."""
     return group.ceiling + NUMBER_BLOCK if group.next_number > group.ceiling - NUMBER_BLOCK // 2 else 0

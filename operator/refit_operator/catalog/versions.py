@@ -144,7 +144,9 @@ def get(group: Group, request: wire.GetVersion, at: Moment) -> Outcome:
 
 
 def listed(group: Group, request: wire.ListVersions, at: Moment) -> Outcome:
-    return group, wire.Versions(tuple(entry.version for number, entry in sorted(group.versions.items()) if number > request.after))
+    """Those that exist for everybody: with their WeightVersion, if they get one."""
+    known = (entry for number, entry in sorted(group.versions.items()) if number > request.after and (entry.written or not entry.recorded))
+    return group, wire.Versions(tuple(entry.version for entry in known))
 
 
 def end_version(group: Group, request: wire.EndVersion, at: Moment) -> Outcome:
