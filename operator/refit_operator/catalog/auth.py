@@ -166,9 +166,6 @@ class Gate:
                 expected=f"{role.value} of pod {caller.uid}",
             )
 
-    def lives(self, caller: PodCaller, group: wire.GroupRef) -> bool:
-        return self._pods.role(group, caller.name, caller.uid) is not None
-
     def _pace(self, caller: PodCaller) -> None:
         now = self._clock.monotonic()
         bucket = self._buckets.setdefault(caller, _Bucket(BURST, now))

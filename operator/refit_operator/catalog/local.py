@@ -163,7 +163,7 @@ class LocalCatalog:
 
         self.store.subscribe(changed)
         await self._open(Recorded())
-        tls = make_server(self.authority, [HOST, "localhost"], dt.datetime.now(dt.timezone.utc))
+        tls = make_server(self.authority, [HOST], dt.datetime.now(dt.timezone.utc))
         service = CatalogService(self.store, self._gate, partial(group_key, self.authority))
         try:
             async with serve(service, f"{HOST}:0", tls) as port, self.store.running():

@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import replace
 
 from refit_api import wire
+from refit_api.names import Reason
 from refit_api.wire import Role, VersionPhase
 
 from refit_operator.catalog.facts import ENDED, Entry, Group, without
@@ -82,9 +83,9 @@ def advance(group: Group, now: float) -> Group:
                 group = fail(group, number, _late(group, entry), now)
         elif entry.version.phase is VersionPhase.READY and group.settled(now) and not _alive(group, number):
             if any(other.version.phase is VersionPhase.READY for newer, other in group.versions.items() if newer > number):
-                group = end(group, number, "a newer version is Ready, and nobody holds, reads or serves this one", now)
+                group = end(group, number, f"{Reason.SUPERSEDED}: a newer version is Ready, and nobody holds, reads or serves this one", now)
             else:
-                group = fail(group, number, "NoHolder: nobody holds, reads or serves it any more", now)
+                group = fail(group, number, f"{Reason.HOLDERS_LOST}: nobody holds, reads or serves it any more", now)
         elif entry.version.phase is VersionPhase.RELEASING and group.settled(now) and number not in group.leases:
             group = group.put_version(entry.moved(VersionPhase.RELEASED))
     return _prune(group)
@@ -92,7 +93,8 @@ def advance(group: Group, now: float) -> Group:
 
 def _late(group: Group, entry: Entry) -> str:
     slots = unsealed(group, entry)
-    return f"PublishDeadline: {len(slots)} of {entry.expected} slots were not sealed in {group.terms.publish_deadline_seconds:g} s ({', '.join(slots[:8])})"
+    seconds, named = group.terms.publish_deadline_seconds, ", ".join(slots[:8])
+    return f"{Reason.PUBLISH_DEADLINE_EXCEEDED}: {len(slots)} of {entry.expected} slots were not sealed in {seconds:g} s ({named})"
 
 
 def _alive(group: Group, number: int) -> bool:

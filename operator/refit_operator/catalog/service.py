@@ -6,9 +6,8 @@ does not start. A waiting call ends a little before its caller's deadline, so th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ import grpc
 from refit_api import codec, wire
 from refit_api.errors import RefitError, SpecError, WireMismatch
 
-from refit_operator.catalog.auth import Gate, PodCaller
+from refit_operator.catalog.auth import Gate
 from refit_operator.catalog.certificates import Pair
 from refit_operator.catalog.model import HANDLERS
 
@@ -25,7 +24,6 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_STREAM_BYTES = 64 << 20
 ANSWER_SECONDS = 0.5  # kept of a caller's deadline for the way back
 NO_DEADLINE_SECONDS = 600.0
-SWEEP_SECONDS = 5.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES + (64 << 10)),
     ("grpc.so_reuseport", 0),
@@ -42,7 +40,6 @@ class Store(Protocol):
     async def call(self, key: wire.GroupRef, method: str, request: Any, limit: float) -> Any: ...
     def watch_versions(self, request: wire.ListVersions, limit: float) -> AsyncIterator[wire.Version]: ...
     def watch_assignment(self, request: wire.WatchAssignment, limit: float) -> AsyncIterator[wire.Assignment]: ...
-    def depart(self, key: wire.GroupRef, pod_uid: str) -> None: ...
 
 
 Context = Any
@@ -54,7 +51,6 @@ class CatalogService:
 
     def __init__(self, store: Store, gate: Gate, group_key: Callable[[str], bytes]) -> None:
         self._store, self._gate, self._group_key = store, gate, group_key
-        self._pods: set[tuple[wire.GroupRef, PodCaller]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
         assert set(HANDLERS) == set(codec.METHODS)
@@ -68,19 +64,10 @@ class CatalogService:
                 made[name] = grpc.unary_unary_rpc_method_handler(self._unary(name, method))
         return grpc.method_handlers_generic_handler(codec.CATALOG_SERVICE, made)
 
-    async def sweep(self) -> None:
-        """Tells the store about pods that are gone."""
-        for group, pod in list(self._pods):
-            if not self._gate.lives(pod, group):
-                self._pods.discard((group, pod))
-                self._store.depart(group, pod.uid)
-
     async def _admit(self, name: str, request: Any, context: Context) -> None:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         caller = await self._gate.identify(metadata.get("authorization", ""))
         await self._gate.admit(caller, name, request.group, getattr(request, "worker", None))
-        if isinstance(caller, PodCaller):
-            self._pods.add((request.group, caller))
 
     def _unary(self, name: str, method: codec.Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answer(data: bytes, context: Context) -> bytes:
@@ -168,17 +155,7 @@ async def serve(service: CatalogService, address: str, tls: Pair) -> AsyncIterat
     except RuntimeError as error:
         raise SpecError(f"the catalog cannot listen at {address}: the address is in use or not ours; free it or set another", seen=address) from error
     await server.start()
-
-    async def sweep() -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            await service.sweep()
-
-    sweeping = asyncio.create_task(sweep(), name="catalog-sweep")
     try:
         yield port
     finally:
-        sweeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await sweeping
         await server.stop(grace=1.0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from refit_api import wire
 from refit_api.errors import CatalogUnavailable, PeerUnavailable, RefitError, ReplicaMismatch, StaleOrder, VersionRetired, WireMismatch
+from refit_api.names import Reason
 from refit_api.wire import Role, VersionPhase
 
 from refit_operator.catalog.facts import Entry, Group, Holder, Moment, Outcome, Pending, Shard, Worker
@@ -150,14 +151,15 @@ def listed(group: Group, request: wire.ListVersions, at: Moment) -> Outcome:
 
 
 def end_version(group: Group, request: wire.EndVersion, at: Moment) -> Outcome:
-    find(group, request.number, at.now)
+    entry = find(group, request.number, at.now)
     if not group.settled(at.now):
         raise CatalogUnavailable(
             "the catalog is rebuilding its memory: nothing ends before all workers had time to register", retry_after=group.settled_at - at.now
         )
     if request.number in group.protected and not group.terms.manual:
         raise VersionRetired(f"version {request.number} is in use (target, current, pinned or held): choose another target first", seen=request.number)
-    return end(group, request.number, request.reason or "asked for by a client", at.now), wire.Done()
+    word = Reason.ABORTED if entry.version.phase is VersionPhase.PUBLISHING else Reason.RETIRED
+    return end(group, request.number, f"{word}: {request.reason or 'asked for by a client'}", at.now), wire.Done()
 
 
 def open_shard(group: Group, request: wire.OpenShard, at: Moment) -> Outcome:

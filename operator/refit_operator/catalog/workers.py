@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from refit_api import wire
 from refit_api.errors import CatalogUnavailable, Denied, EngineMismatch, NoClass, PeerUnavailable, RefitError, SpecError, StaleOrder, WireMismatch
+from refit_api.names import Reason
 from refit_api.wire import Role, VersionPhase
 
 from refit_operator.catalog.facts import (
@@ -117,7 +118,7 @@ def _start_run(group: Group, run_id: str, now: float) -> Group:
     """A trainer that starts again never finishes what the run before was publishing."""
     for number, entry in group.versions.items():
         if entry.version.phase is VersionPhase.PUBLISHING and entry.version.run_id != run_id:
-            group = end(group, number, f"trainer run {run_id!r} replaced run {entry.version.run_id!r}", now)
+            group = end(group, number, f"{Reason.RUN_REPLACED}: trainer run {run_id!r} replaced run {entry.version.run_id!r}", now)
     return replace(group, runs=(*group.runs, run_id)[-REMEMBERED:], skipped={})
 
 
