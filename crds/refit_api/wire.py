@@ -361,7 +361,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """`serving` 0: nothing yet. `arena`: the version in the arena and whether all of it is verified. `verified`, `bytes`: progress of the stage."""
+    """`serving` 0: nothing yet. `arena`: the version in the arena and whether all of it is verified. `verified`, `bytes`: progress of the stage.
+
+    `arena_root`: the root of the version in the arena, which a commit compares over the ranks.
+    """
 
     worker: WorkerRef
     coordinate: str
@@ -378,6 +381,7 @@ class RankReport:
     read_from_relays: int = 0
     timings: tuple[Timing, ...] = ()
     error: ErrorDetail | None = None
+    arena_root: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +414,10 @@ class GetManifest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRun:
-    """One run in the holder's arena; `digests` are 16 bytes a block (A then B, little-endian), in order; only verified blocks are listed."""
+    """One run in the holder's arena; `digests` are 16 bytes a block (A then B, little-endian), in order.
+
+    `bytes` of it, from its start, are verified and may be read; `digests` are of the whole run, or empty while the holder does not know them.
+    """
 
     index: int
     offset: int

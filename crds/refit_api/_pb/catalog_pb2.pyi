@@ -470,7 +470,7 @@ class Timing(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., start: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("worker", "coordinate", "phase", "serving", "serving_root", "arena", "arena_complete", "plan_key", "staging", "verified", "bytes", "read_from_trainers", "read_from_relays", "timings", "error")
+    __slots__ = ("worker", "coordinate", "phase", "serving", "serving_root", "arena", "arena_complete", "plan_key", "staging", "verified", "bytes", "read_from_trainers", "read_from_relays", "timings", "error", "arena_root")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     COORDINATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +486,7 @@ class RankReport(_message.Message):
     READ_FROM_RELAYS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ARENA_ROOT_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerRef
     coordinate: str
     phase: RankPhase
@@ -501,7 +502,8 @@ class RankReport(_message.Message):
     read_from_relays: int
     timings: _containers.RepeatedCompositeFieldContainer[Timing]
     error: ErrorDetail
-    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., read_from_trainers: _Optional[int] = ..., read_from_relays: _Optional[int] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...
+    arena_root: bytes
+    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., read_from_trainers: _Optional[int] = ..., read_from_relays: _Optional[int] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., arena_root: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("group", "worker", "catalog_epoch", "seq", "ranks", "fenced", "error")
