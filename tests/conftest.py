@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 def kubectl_of(server: ApiServer) -> Kubectl:
     """The environment's own kubectl if there is one, else that of the PATH."""
     ours = Path(sys.executable).with_name("kubectl")
-    return Kubectl((str(ours if ours.exists() else "kubectl"),), server.kubeconfig)
+    program = str(ours if ours.exists() else "kubectl")
+    return Kubectl((program, f"--cache-dir={server.folder / 'kubectl'}"), server.kubeconfig)
 
 
 @pytest.fixture(scope="session")

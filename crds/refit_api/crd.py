@@ -138,6 +138,15 @@ def _without_blanks(default: JsonValue) -> JsonValue:
     return None if default == [] else default
 
 
+def _tell_defaults(schema: JsonObject) -> None:
+    """`kubectl explain` shows no defaults, so the text does."""
+    for _, part in parts(schema):
+        default = part.get("default")
+        if "description" in part and default not in (None, "") and not isinstance(default, dict):
+            part["description"] = f"{part['description']} Default: {str(default).lower() if isinstance(default, bool) else default}."
+        _tell_defaults(part)
+
+
 def _without_defaults(schema: JsonValue) -> JsonValue:
     if isinstance(schema, dict):
         return {key: _without_defaults(value) for key, value in schema.items() if key != "default"}
@@ -185,6 +194,7 @@ def crd(kind: type[RefitGroup] | type[WeightVersion]) -> JsonObject:
     made = named(schema, "properties")
     envelope: JsonObject = {name: {"type": "string", "description": text} for name, text in _ENVELOPE.items()}
     schema["properties"] = {**envelope, "metadata": {"type": "object"}, "spec": made["spec"], "status": _without_defaults(made["status"])}
+    _tell_defaults(made["spec"])
     check_rules(schema, resource.kind)
     version: JsonObject = {
         "name": names.VERSION,

@@ -69,24 +69,25 @@ FieldReason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueReq
 class Rule:
     """A CEL rule on the model that carries it: `field` is the path below that model which a refusal points at.
 
-    `ratchet` is off only inside atomic lists, whose entries have no old selves.
+    `binds` new content: an object that broke the rule before may still be changed elsewhere, so a rule that comes later locks nobody out.
+    New objects: for what cannot change anyway, such as names (string functions on an old self would exceed the cost budget).
+    Always: inside atomic lists, whose entries have no old selves, and for rules about changes.
     """
 
     rule: str
     message: str
     field: str = ""
     reason: FieldReason = "FieldValueInvalid"
-    ratchet: bool = True
+    binds: Literal["new content", "new objects", "always"] = "new content"
 
     def schema(self) -> JsonDict:
-        """The rule as the API server wants it.
-
-        Ratcheting: an object that broke the rule before may still be changed elsewhere, so a rule that comes later locks nobody out.
-        """
+        """The rule as the API server wants it."""
         told: JsonDict = {"rule": self.rule, "message": self.message, "reason": self.reason}
-        if self.ratchet and "oldSelf" not in self.rule:
+        if self.binds == "new content":
             before = re.sub(r"\bself\b", "oldSelf.value()", self.rule)
             told |= {"rule": f"({self.rule}) || (oldSelf.hasValue() && !({before}))", "optionalOldSelf": True}
+        if self.binds == "new objects":
+            told |= {"rule": f"oldSelf.hasValue() || ({self.rule})", "optionalOldSelf": True}
         if self.field:
             told["fieldPath"] = self.field
         return told
@@ -95,7 +96,7 @@ class Rule:
 def immutable(field: str, message: str) -> Rule:
     """On the parent, because a rule on an optional field does not run when the field is removed."""
     kept = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-    return Rule(kept, message, field=f".{field}", reason="FieldValueForbidden")
+    return Rule(kept, message, field=f".{field}", reason="FieldValueForbidden", binds="always")
 
 
 def rules(*those: Rule) -> JsonDict:

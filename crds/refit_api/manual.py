@@ -46,7 +46,7 @@ def _kind(crd: JsonObject) -> Iterator[str]:
     yield from ("", "### Columns", "", *_rows(("column", "shows", "`-o`"), columns), "")
     for side in ("spec", "status"):
         rows = [_row(path, field, required, kind) for path, field, required in _fields(table(root, "properties", side), side)]
-        yield from (f"### {kind}.{side}", "", *_rows(("field", "type", "default", "meaning"), rows), "")
+        yield from (f"### {kind}.{side}", "", *_rows(("field", "type", "meaning"), rows), "")
     yield from ("### Rules", "", "What the API server refuses, beside types and bounds:", "")
     yield from (*(f"- {string(rule, 'message')}" for rule in _rules(root)), "")
 
@@ -62,10 +62,8 @@ def _fields(schema: JsonObject, place: str) -> Iterator[tuple[str, JsonObject, b
         yield from _fields(part, f"{place}{step}")
 
 
-def _row(path: str, field: JsonObject, required: bool, kind: str) -> tuple[str, str, str, str]:
-    default = field.get("default")
-    shown = "required" if required else "" if default is None or isinstance(default, dict) else f"`{_plain(default)}`"
-    return f"`{path}`", _type(field), shown, string(field, "description") + (_not_yet(path) if kind == "RefitGroup" else "")
+def _row(path: str, field: JsonObject, required: bool, kind: str) -> tuple[str, str, str]:
+    return f"`{path}`", _type(field) + (", required" if required else ""), string(field, "description") + (_not_yet(path) if kind == "RefitGroup" else "")
 
 
 def _not_yet(path: str) -> str:

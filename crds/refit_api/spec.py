@@ -39,7 +39,7 @@ class Expression(Part):
                 "(self.operator == 'In' || self.operator == 'NotIn') == (has(self.values) && size(self.values) > 0)",
                 "values must have at least one entry with the operators In and NotIn, and must be left out with Exists and DoesNotExist",
                 field=".values",
-                ratchet=False,
+                binds="always",
             )
         )
     )
@@ -319,7 +319,7 @@ class Prompt(Part):
     """One prompt of the canary."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(Rule("has(self.text) != has(self.tokenIds)", "set exactly one of text and tokenIds", field=".text", ratchet=False))
+        json_schema_extra=rules(Rule("has(self.text) != has(self.tokenIds)", "set exactly one of text and tokenIds", field=".text", binds="always"))
     )
 
     text: Annotated[str, Field(min_length=1, max_length=8192)] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from refit_api.dialect import ByType, Int32, Int64, Items, Observed, Time
 
@@ -177,6 +177,13 @@ class HoldersStatus(Observed):
     """Trainer ranks, host copies included."""
     generators: Count = 0
     """Generator ranks."""
+    total: Count = 0
+    """Both, because a column of `kubectl get` cannot add."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _added(cls, given: dict[str, int]) -> dict[str, int]:
+        return {**given, "total": given.get("trainers", 0) + given.get("generators", 0)}
 
 
 class AdoptionStatus(Observed):

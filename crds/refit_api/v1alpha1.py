@@ -153,10 +153,12 @@ class RefitGroup(ApiObject):
             Rule(
                 "size(self.metadata.name) <= 40",
                 "metadata.name must have at most 40 characters, because names of pods and versions are made from it",
+                binds="new objects",
             ),
             Rule(
                 "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
                 "metadata.name must start with a letter and have lower-case letters, digits and '-' only, because a Service is named after it",
+                binds="new objects",
             ),
         )
     )
@@ -187,7 +189,7 @@ class WeightVersion(ApiObject):
             Column("AGE", ".metadata.creationTimestamp", "date", description="Time since the version was created."),
             Column("SHARDS", ".status.shards.sealed", "integer", wide=True, description="Shards that are sealed."),
             Column("EXPECTED", ".status.shards.expected", "integer", wide=True, description="Shards that make the version complete."),
-            Column("HOLDERS", ".status.holders['trainers','generators']", wide=True, description="Trainer and generator ranks that hold their whole part."),
+            Column("HOLDERS", ".status.holders.total", "integer", wide=True, description="Trainer and generator ranks that hold their whole part."),
             Column("BYTES", ".status.shards.bytes", "integer", wide=True, description="Bytes of the sealed shards."),
             Column("DIGEST", ".status.digest", wide=True, description="Merkle root over all tensors."),
             Column("FORMAT", ".spec.format", wide=True, description="FullTensor or Subset."),
@@ -197,12 +199,10 @@ class WeightVersion(ApiObject):
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                "self.metadata.name.matches('-v[0-9]{9}$') && int(self.metadata.name.substring(size(self.metadata.name) - 9)) == self.spec.version",
-                "metadata.name must end in -v and the nine digits of spec.version",
-            ),
-            Rule(
-                "self.metadata.name.startsWith(self.spec.groupRef.name + '-v') && size(self.metadata.name) == size(self.spec.groupRef.name) + 11",
-                "metadata.name must be the group's name, -v and nine digits",
+                "size(self.metadata.name) == size(self.spec.groupRef.name) + 11 && self.metadata.name.startsWith(self.spec.groupRef.name + '-v') && "
+                "int(self.metadata.name.substring(size(self.metadata.name) - 9)) == self.spec.version",
+                "metadata.name must be spec.groupRef.name, -v and the nine digits of spec.version",
+                binds="new objects",
             ),
         )
     )
