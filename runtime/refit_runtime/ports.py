@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from refit_api.tensors import CoordinateNeeds, RankShards
@@ -242,7 +243,13 @@ class EngineDriver(Protocol):
         """Closes and drains this generator's holdings of a version (before the arena is reused, and at preStop)."""
         ...
 
-    async def fence(self, reason: str) -> None: ...
+    async def fence(self, reason: str) -> None:
+        """Paused, and every inference request refused, until a full install succeeds."""
+        ...
+
+    async def end(self, reason: str) -> None:
+        """Ends the engine process, with the reason where the kubelet looks: a rank hangs, or nothing else helped."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +261,4 @@ class Seams:
     manifests: Manifests
     memory: Memory
     clock: Clock
+    random: Random

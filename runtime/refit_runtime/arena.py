@@ -1,0 +1,111 @@
+"""The packed, registered memory of a rank: one plain allocation, cut into as many equal parts as versions are kept.
+
+Invariants: registered once, and again only if a plan needs more than was foreseen (O11); a part is reused only after what it held was closed
+and drained (O9), which is the caller's promise; `allocations` counts, and a warm round leaves it unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from refit_api.wire import Manifest, ManifestRun, WorkerRef
+
+from refit_runtime.plan.plan import Run
+from refit_runtime.ports import Memory, Transport
+
+if TYPE_CHECKING:
+    import torch
+
+PAGE = 4096
+SPARE = 0.02  # of a forecast: what alignment and wider wire dtypes may add
+
+
+class Arena:
+    """Parts are numbered from 0."""
+
+    def __init__(self, memory: Memory, transport: Transport, parts: int) -> None:
+        self._memory, self._transport, self._parts = memory, transport, parts
+        self._whole: torch.Tensor | None = None
+        self.part_bytes = 0
+        self.allocations = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.part_bytes * self._parts
+
+    def reserve(self, size: int) -> bool:
+        """Each part holds at least `size` bytes; True if that took a new allocation, with which all contents are gone."""
+        if self._whole is not None and size <= self.part_bytes:
+            return False
+        self._whole = None  # the old one is given back first
+        part = -(-max(size, 1) // PAGE) * PAGE
+        whole = self._memory.allocate(part * self._parts)
+        self._transport.register(whole)
+        self._whole, self.part_bytes = whole, part
+        self.allocations += 1
+        return True
+
+    def register_again(self) -> None:
+        """The same memory with a new agent: no read of the old one lands any more."""
+        self._transport.register(self.whole)
+
+    @property
+    def whole(self) -> torch.Tensor:
+        assert self._whole is not None, "reserve first"
+        return self._whole
+
+    def start(self, part: int) -> int:
+        """Offset of a part in the registered memory."""
+        return part * self.part_bytes
+
+    def part(self, part: int) -> torch.Tensor:
+        return self.whole[self.start(part) : self.start(part) + self.part_bytes]
+
+
+@dataclass(slots=True)
+class Holding:
+    """A version in a part of the arena: where its runs lie, their block digests, and how much of each is verified.
+
+    `verified[run]` bytes from the run's start may be read by others; a run's digests are all known, and proven against its root, before the first.
+    """
+
+    number: int
+    plan_key: str
+    part: int
+    runs: tuple[Run, ...]
+    offsets: dict[int, int]
+    root: bytes = b""
+    digests: dict[int, bytes] = field(default_factory=dict)
+    verified: dict[int, int] = field(default_factory=dict)
+    closed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(run.bytes for run in self.runs)
+
+    @property
+    def verified_bytes(self) -> int:
+        return sum(self.verified.values())
+
+    @property
+    def complete(self) -> bool:
+        return all(self.verified.get(run.index, -1) == run.bytes for run in self.runs)
+
+    def is_of(self, number: int, plan_key: str) -> bool:
+        return (self.number, self.plan_key) == (number, plan_key)
+
+    def manifest(self, arena: Arena, transport: Transport, holder: WorkerRef) -> Manifest:
+        at = transport.registration()
+        runs = tuple(ManifestRun(run.index, self.offsets[run.index], self.verified.get(run.index, 0), self.digests.get(run.index, b"")) for run in self.runs)
+        return Manifest(
+            holder=holder,
+            number=self.number,
+            plan_key=self.plan_key,
+            agent=at.agent,
+            metadata=at.metadata,
+            base=at.base + arena.start(self.part),
+            device=at.device,
+            memory=at.memory,
+            runs=runs,
+        )
