@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -224,3 +225,11 @@ def test_a_full_status_is_small_and_comes_back_as_written(kubectl: Kubectl, appl
     assert stored is not None
     assert from_api(RefitGroup, stored).status == status
     assert len(json.dumps(stored["status"], separators=(",", ":"))) < 4096
+
+
+@pytest.mark.parametrize("flags", [pytest.param((), id="client-side"), pytest.param(("--server-side", "--force-conflicts"), id="server-side")])
+def test_the_definitions_come_back_as_written(kubectl: Kubectl, flags: tuple[str, ...]) -> None:
+    """A bound that came back rounded, or a default that was rewritten, would be a difference for ever."""
+    folder = str(Path(__file__).parents[2] / "crds")
+    kubectl("apply", *flags, "-f", folder)
+    assert kubectl("diff", *flags, "-f", folder) == ""
