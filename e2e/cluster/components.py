@@ -42,12 +42,8 @@ class Components:
         return self.folder / "logs" / f"{name}.log"
 
     def running(self, name: str) -> Record | None:
-        place = self._record(name)
-        words = place.read_text().split() if place.exists() else []
-        if len(words) != 3:
-            return None
-        record = Record(Identity(int(words[0]), int(words[1])), words[2])
-        return record if alive(record.identity) else None
+        record = self._recorded(name)
+        return record if record is not None and alive(record.identity) else None
 
     def ensure(self, component: Component, configuration: str = "") -> bool:
         """False when it ran already, as wanted."""
@@ -76,7 +72,13 @@ class Components:
             # --fork gives it to the first process of the machine: it outlives us and leaves us no zombie
             boot = ("setsid", "--fork", "sh", "-c", BOOT, "sh", self.procs, digest, record, self.path)
             call([*boot, *self.enter, *component.command], output=output)
-        wait_until(lambda: self.running(component.name) is not None, f"{component.name} to start", 10, log, every=0.01)
+        wait_until(lambda: self._recorded(component.name) is not None, f"{component.name} to start", 10, log, every=0.01)
+        self.require(component.name)
+
+    def _recorded(self, name: str) -> Record | None:
+        place = self._record(name)
+        words = place.read_text().split() if place.exists() else []
+        return Record(Identity(int(words[0]), int(words[1])), words[2]) if len(words) == 3 else None
 
     def _record(self, name: str) -> Path:
         return self.folder / "run" / name

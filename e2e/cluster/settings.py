@@ -29,6 +29,8 @@ class ClusterSettings(BaseSettings):
     cluster_state: Path | None = Field(default=None, description="Folder of the running local cluster.")
     xdg_cache_home: Path = Field(default=Path("~/.cache"), validation_alias="XDG_CACHE_HOME")
     xdg_state_home: Path = Field(default=Path("~/.local/state"), validation_alias="XDG_STATE_HOME")
+    operator_image: str | None = Field(default=None, description="On an existing cluster: where it pulls the operator from.")
+    runtime_image: str | None = Field(default=None, description="On an existing cluster: where it pulls the runtime from.")
     kubeconfig: Path | None = Field(default=None, validation_alias="KUBECONFIG", description="Of an existing cluster.")
 
     @property
