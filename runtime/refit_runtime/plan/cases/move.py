@@ -15,7 +15,7 @@ from refit_api.tensors import CoordinateNeeds, Dtype, Shape, TensorSpec
 from refit_runtime.plan.cases.file import Case
 from refit_runtime.plan.cases.layout import RankMemory
 from refit_runtime.plan.cases.memory import Bytes, by_pieces, fill, index, rank_bytes
-from refit_runtime.plan.plan import Plan, chunks
+from refit_runtime.plan.plan import Plan, SourcePlan, chunks
 
 CLASS = ""  # a case has one, without a name
 
@@ -41,22 +41,23 @@ class Moved:
 
 
 def move(case: Case, plan: Plan, memory: Sequence[RankMemory], coordinates: Sequence[CoordinateNeeds]) -> Moved:
+    sources = {each.rank: plan.source(each.rank) for each in memory}
     arenas, held = {}, {}
     for each in memory:
         contents = rank_bytes(case, each)
-        arenas[each.rank] = _snapshot(plan, each, contents)
+        arenas[each.rank] = _snapshot(sources[each.rank], each, contents)
         held[each.rank] = b"".join(content.tobytes() for content in contents)
     specs = {shard.tensor.name: shard.tensor for each in memory for shard in each.shards().shards}
     return Moved(
-        {needs.id: _pulled(case, plan, needs, arenas) for needs in coordinates},
+        {needs.id: _pulled(case, plan, needs, sources, arenas) for needs in coordinates},
         {needs.id: _direct(case, specs, needs) for needs in coordinates},
         held,
         {each.rank: b"".join(by_pieces(holding).tobytes() for holding in each.holdings) for each in memory},
     )
 
 
-def _snapshot(plan: Plan, memory: RankMemory, contents: Sequence[Bytes]) -> Bytes:
-    source, places = plan.source(memory.rank), memory.places()
+def _snapshot(source: SourcePlan, memory: RankMemory, contents: Sequence[Bytes]) -> Bytes:
+    places = memory.places()
     arena = np.zeros(source.arena_bytes, np.uint8)
     for copy in source.copies:
         holding, local = places[copy.shard]
@@ -65,12 +66,12 @@ def _snapshot(plan: Plan, memory: RankMemory, contents: Sequence[Bytes]) -> Byte
     return arena
 
 
-def _pulled(case: Case, plan: Plan, needs: CoordinateNeeds, arenas: dict[int, Bytes]) -> Parameters:
+def _pulled(case: Case, plan: Plan, needs: CoordinateNeeds, sources: dict[int, SourcePlan], arenas: dict[int, Bytes]) -> Parameters:
     planned = plan.coordinate(CLASS, needs.id)
     arena = np.zeros(planned.arena_bytes, np.uint8)
     for run, here in planned.offsets.items():
         owner = plan.runs[run].owners[0]
-        there = plan.source(owner).offsets[run]
+        there = sources[owner].offsets[run]
         for chunk in chunks(plan.runs[run], case.chunk_bytes):
             arena[here + chunk.offset :][: chunk.bytes] = arenas[owner][there + chunk.offset :][: chunk.bytes]
     params = _zeros(needs)
