@@ -44,6 +44,7 @@ IMPLEMENTED: dict[str, tuple[object, ...] | None] = {
     "versions.leaseSeconds": ANY,
     "versions.drainSeconds": ANY,
     "verification.installed": ANY,
+    "transport.kind": ANY,
     "restart.id": ANY,
     "suspend": ANY,
 }
