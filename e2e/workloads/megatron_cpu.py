@@ -14,12 +14,13 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # "Transformer Engine and Apex are not installed": true, and wanted here
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.tensor_parallel import random as parallel_random
     from megatron.core.transformer import TransformerConfig
 
-__all__ = ["GPTModel", "TransformerConfig", "cpu", "get_gpt_decoder_block_spec"]
+__all__ = ["GPTModel", "TransformerConfig", "cpu", "get_gpt_decoder_block_spec", "parallel_state"]
 
 
 class _OneGenerator(parallel_random.CudaRNGStatesTracker):  # type: ignore[misc]

@@ -1,0 +1,38 @@
+"""Settings of the example programs, from the environment of their pods. Refit's own settings come in its mounted file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class TrainerProgram(BaseSettings):
+    """`TRAINER_*`: how long and how fast to train. A version is published before the first optimiser step and after every `steps`."""
+
+    model_config = SettingsConfigDict(env_prefix="TRAINER_", frozen=True, extra="forbid")
+
+    versions: Annotated[int, Field(ge=1)] = 5
+    steps: Annotated[int, Field(ge=1)] = 4
+    """Optimiser steps between two versions."""
+    interval_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """At least so long between two versions."""
+    publish_patience_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """How long to go on asking when no engine is there yet or the catalog is away."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    seed: int = 0
+    export: Path | None = None
+    """A folder for a Hugging Face checkpoint of every version, `<export>/<version>`."""
+    allowed: Path | None = None
+    """A file with a number: how many versions may be published so far. Without it, all."""
+
+
+class Launched(BaseSettings):
+    """What torchrun tells each process that it starts."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    rank: int
+    world_size: int

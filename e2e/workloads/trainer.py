@@ -1,0 +1,91 @@
+"""A trainer that publishes its weights: Megatron-core, tensor-parallel over the ranks that torchrun starts. An example to copy.
+
+    python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m e2e.workloads.trainer
+
+What a framework has to do is in `main` and `train`: make the client before the process group, bind the model once it exists, publish before the first
+optimiser step and after each stretch of training, close at the end. A restarted pod is a new run: it trains from the start and its steps are new versions.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from contextlib import closing
+from types import FrameType
+
+import structlog
+import torch
+from refit_api.errors import PeerError
+from refit_api.wire import Version
+from refit_runtime.adapters.megatron.mesh import Axis, Mesh
+from refit_runtime.adapters.megatron.source import MegatronSource
+from refit_runtime.settings import RuntimeSettings
+from refit_runtime.trainer import TrainerClient
+
+from e2e.workloads.checkpoint import export
+from e2e.workloads.megatron_cpu import cpu
+from e2e.workloads.megatron_llama import Training, build, groups
+from e2e.workloads.settings import Launched, TrainerProgram
+from e2e.workloads.tiny_llama import TinyLlama
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> None:
+    program, place = TrainerProgram(), Launched()  # type: ignore[call-arg]  # from the environment
+    signal.signal(signal.SIGTERM, leave)
+    torch.set_num_threads(1)
+    client = TrainerClient(RuntimeSettings.load(), place.rank, place.world_size)
+    with closing(client), groups(place.world_size, program.publish_patience_seconds + 60), cpu():
+        train(client, program, place)
+
+
+def train(client: TrainerClient, program: TrainerProgram, place: Launched) -> None:
+    sizes = TinyLlama()
+    model = build(sizes, place.world_size, program.seed)
+    mesh = Mesh(place.rank, tp=Axis(place.rank, place.world_size), etp=Axis(place.rank, place.world_size))
+    client.bind(MegatronSource([model], mesh, "llama", sizes.words))
+    training = Training(model, sizes, program.learning_rate, program.seed)
+    for count in range(program.versions):
+        wait_until_allowed(program, count)
+        step, began = count * program.steps, time.monotonic()
+        version = publish(client, step, program.publish_patience_seconds)
+        if version is not None and program.export is not None:
+            export(model, sizes, program.export / str(version.number))
+        losses = [training.step() for _ in range(program.steps if count + 1 < program.versions else 0)]
+        log.info("published", version=None if version is None else version.number, step=step, rank=place.rank, losses=losses)
+        if losses:
+            time.sleep(max(0.0, began + program.interval_seconds - time.monotonic()))
+    log.info("all versions are published and stay on offer until this pod ends", rank=place.rank)
+    signal.pause()
+
+
+def publish(client: TrainerClient, step: int, patience: float) -> Version | None:
+    """Asks again while no engine is there yet or the catalog is away. The same step is the same version, whoever asked first."""
+    deadline = time.monotonic() + patience
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return client.publish(step)
+        except PeerError as error:
+            if error.retry_after is None or error.retry_after > left:
+                raise
+            log.info("cannot publish yet", step=step, why=error.message)
+            time.sleep(error.retry_after * random.uniform(1.0, 1.3))
+
+
+def wait_until_allowed(program: TrainerProgram, count: int) -> None:
+    """Whoever wants to look at every version writes into a file how many may be published."""
+    while program.allowed is not None and not (program.allowed.exists() and int(program.allowed.read_text() or 0) > count):
+        time.sleep(0.2)
+
+
+def leave(*_: int | FrameType | None) -> None:
+    """On SIGTERM, once: what is open is closed on the way out, and readers find a closed holder instead of a vanished one."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()
