@@ -1,4 +1,4 @@
-"""kopf: indices and `on.event` only. A handler puts the owning group's key into the queue; nothing that can fail lives here.
+"""kopf: indices and `on.event` only, all coroutines (kopf runs plain functions in threads). A handler puts the owning group's key into the queue; nothing that can fail lives here.
 
 kopf keeps the watches and fills the indices before any handler runs; it writes nothing: no finalizer, no annotation, no event.
 Wired objects reach handlers through the memo, set once before start; indices reach `Watch` in `on.startup`.
@@ -6,7 +6,7 @@ Wired objects reach handlers through the memo, set once before start; indices re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.networking.request_timeout = 30.0
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # sent as written: the API server takes whole seconds only
     settings.watching.chunk_size = 500
     settings.queueing.worker_limit = 64
     settings.process.ultimate_exiting_timeout = 10.0
@@ -90,8 +90,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[selector] = names.LABEL_GROUP
 
 
-def _started(wiring: Wiring) -> Callable[..., None]:
-    def started(groups: Any, records: Any, pods: Any, children: Any, uids: Any, **_: Any) -> None:
+def _started(wiring: Wiring) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def started(groups: Any, records: Any, pods: Any, children: Any, uids: Any, **_: Any) -> None:
         wiring.watch.fill(groups, records, pods, children, uids)
 
     return started
@@ -100,10 +100,10 @@ def _started(wiring: Wiring) -> Callable[..., None]:
 def _groups(made: kopf.OperatorRegistry, wiring: Wiring) -> None:
     resource = (names.GROUP, names.VERSION, "refitgroups")
 
-    def groups(body: kopf.Body, **_: Any) -> dict[GroupRef, tuple[Group, Manifest]]:
+    async def groups(body: kopf.Body, **_: Any) -> dict[GroupRef, tuple[Group, Manifest]]:
         return {_own(body): (shown.group(body), {"spec": _plain(body.get("spec"))})}
 
-    kopf.index(*resource, registry=made)(groups)
+    kopf.index(*resource, id="groups", registry=made)(groups)
     _event(made, wiring, resource, _own, "refitgroups")
 
 
@@ -113,10 +113,10 @@ def _versions(made: kopf.OperatorRegistry, wiring: Wiring) -> None:
     def key(body: kopf.Body) -> GroupRef:
         return GroupRef(body["metadata"]["namespace"], body["spec"]["groupRef"]["name"])
 
-    def records(body: kopf.Body, **_: Any) -> dict[GroupRef, Record]:
+    async def records(body: kopf.Body, **_: Any) -> dict[GroupRef, Record]:
         return {key(body): shown.record(_plain(body))}
 
-    kopf.index(*resource, registry=made)(records)
+    kopf.index(*resource, id="records", registry=made)(records)
     _event(made, wiring, resource, key, "weightversions")
 
 
@@ -124,15 +124,15 @@ def _pods(made: kopf.OperatorRegistry, wiring: Wiring) -> None:
     resource = ("", "v1", "pods")
     roles = {**_OURS, names.LABEL_ROLE: kopf.PRESENT}
 
-    def pods(body: kopf.Body, **_: Any) -> dict[GroupRef, Pod]:
+    async def pods(body: kopf.Body, **_: Any) -> dict[GroupRef, Pod]:
         return {_labelled(body): shown.pod(body)} if _has_role(body) else {}
 
-    def uids(body: kopf.Body, **_: Any) -> dict[tuple[str, str, str], GroupRef]:
+    async def uids(body: kopf.Body, **_: Any) -> dict[tuple[str, str, str], GroupRef]:
         metadata = body["metadata"]
         return {(metadata["namespace"], metadata["name"], metadata["uid"]): _labelled(body)} if _has_role(body) else {}
 
-    kopf.index(*resource[1:], labels=roles, registry=made)(pods)
-    kopf.index(*resource[1:], labels=roles, registry=made)(uids)
+    kopf.index(*resource[1:], id="pods", labels=roles, registry=made)(pods)
+    kopf.index(*resource[1:], id="uids", labels=roles, registry=made)(uids)
     _event(made, wiring, resource[1:], _labelled, "pods", labels=roles)
 
 
@@ -140,7 +140,7 @@ def _children(made: kopf.OperatorRegistry, wiring: Wiring) -> None:
     for group, version, plural, kind in _CHILDREN:
         resource = (group, version, plural) if group else (version, plural)
 
-        def children(body: kopf.Body, kind: str = kind, **_: Any) -> dict[GroupRef, Child]:
+        async def children(body: kopf.Body, kind: str = kind, **_: Any) -> dict[GroupRef, Child]:
             return {_labelled(body): shown.child(body, kind)}
 
         kopf.index(*resource, id="children", labels=_OURS, registry=made)(children)
@@ -150,7 +150,7 @@ def _children(made: kopf.OperatorRegistry, wiring: Wiring) -> None:
 def _event(
     made: kopf.OperatorRegistry, wiring: Wiring, resource: Iterable[str], key: Callable[[kopf.Body], GroupRef], plural: str, labels: Any = None
 ) -> None:
-    def happened(body: kopf.Body, **_: Any) -> None:
+    async def happened(body: kopf.Body, **_: Any) -> None:
         telemetry.WATCH_SEEN.labels(plural).set_to_current_time()
         wiring.put(key(body))
 

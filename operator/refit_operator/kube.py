@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+import kopf
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from refit_api import names
@@ -69,6 +70,18 @@ async def connect(kubeconfig: Path | None) -> ApiClient:
     return ApiClient(configuration)
 
 
+def connection(client: ApiClient, **_: object) -> kopf.ConnectionInfo:
+    """The same server and identity for kopf's watches."""
+    known = client.configuration
+    return kopf.ConnectionInfo(
+        server=known.host,
+        ca_path=known.ssl_ca_cert,
+        certificate_path=known.cert_file,
+        private_key_path=known.key_file,
+        token=str(known.api_key.get("BearerToken", "")).removeprefix("Bearer ") or None,
+    )
+
+
 class KubeCluster:
     """Every request has a deadline."""
 
@@ -97,7 +110,7 @@ class KubeCluster:
     async def apply(self, manifest: Manifest) -> Stamp:
         metadata = manifest["metadata"]
         path = _object(manifest["kind"], metadata["namespace"], metadata["name"])
-        return _stamp(await self._translating("PATCH", path, manifest, _APPLY, fieldManager=names.FIELD_MANAGER, force="true"))
+        return _stamp(await self.request("PATCH", path, manifest, _APPLY, fieldManager=names.FIELD_MANAGER, force="true"))
 
     async def dry_run(self, manifest: Manifest) -> Verdict:
         metadata = {**manifest["metadata"], "generateName": f"{manifest['metadata']['name']}-"}
@@ -126,7 +139,7 @@ class KubeCluster:
         body = {"apiVersion": names.API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": namespace, "uid": uid}, "status": status}
         path = f"{_object(kind, namespace, name)}/status"
         try:
-            written = await self._translating("PATCH", path, body, _APPLY, fieldManager=names.FIELD_MANAGER, force="true")
+            written = await self.request("PATCH", path, body, _APPLY, fieldManager=names.FIELD_MANAGER, force="true")
         except (PeerUnavailable, Denied, SpecError):
             telemetry.STATUS_WRITES.labels(kind, "failed").inc()
             raise
@@ -188,19 +201,19 @@ class KubeCluster:
             "reportingController": f"{names.GROUP}/operator",
             "reportingInstance": names.FIELD_MANAGER,
         }
-        await self._translating("POST", _objects("Event", namespace), body)
+        await self.request("POST", _objects("Event", namespace), body)
 
     # --- tokens and secrets ---------------------------------------------------------------------------------------------------
 
     async def signing_keys(self) -> Mapping[str, Any]:
-        return await self._translating("GET", "/openid/v1/jwks")
+        return await self.request("GET", "/openid/v1/jwks")
 
     async def issuer(self) -> str:
-        return str((await self._translating("GET", "/.well-known/openid-configuration"))["issuer"])
+        return str((await self.request("GET", "/.well-known/openid-configuration"))["issuer"])
 
     async def review(self, token: str, audience: str) -> Mapping[str, Any] | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token, "audiences": [audience]}}
-        status = (await self._translating("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body)).get("status", {})
+        status = (await self.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body)).get("status", {})
         accepted = status.get("authenticated") and audience in status.get("audiences", ())
         return dict(status["user"]) if accepted else None
 
@@ -208,7 +221,7 @@ class KubeCluster:
         asked = {"group": names.GROUP, "resource": "refitgroups", "verb": "get", "namespace": key.namespace, "name": key.name}
         who = {"user": user.get("username", ""), "groups": user.get("groups", []), "uid": user.get("uid", ""), "extra": user.get("extra", {})}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, "resourceAttributes": asked}}
-        answer = await self._translating("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        answer = await self.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
         return bool(answer.get("status", {}).get("allowed"))
 
     async def read_secret(self, namespace: str, name: str) -> Mapping[str, Any] | None:
@@ -224,13 +237,14 @@ class KubeCluster:
         """Creates it, or replaces the one whose resourceVersion the manifest names."""
         metadata = manifest["metadata"]
         if "resourceVersion" in metadata:
-            await self._translating("PUT", _object("Secret", metadata["namespace"], metadata["name"]), manifest)
+            await self.request("PUT", _object("Secret", metadata["namespace"], metadata["name"]), manifest)
         else:
-            await self._translating("POST", _objects("Secret", metadata["namespace"]), manifest)
+            await self.request("POST", _objects("Secret", metadata["namespace"]), manifest)
 
     # --- requests -------------------------------------------------------------------------------------------------------------
 
-    async def _translating(self, method: str, path: str, body: Any = None, content: str = "application/json", **query: str) -> dict[str, Any]:
+    async def request(self, method: str, path: str, body: Any = None, content: str = "application/json", **query: str) -> dict[str, Any]:
+        """One request with its failure translated."""
         try:
             return await self._call(method, path, body, content, **query)
         except Refused as refusal:

@@ -195,10 +195,6 @@ class Catalog(Protocol):
         """The record of an ended version is gone: so is the version."""
         ...
 
-    def depart(self, key: GroupRef, pod_uid: str) -> None:
-        """The pod is gone, and all that its workers held with it."""
-        ...
-
     async def forget(self, key: GroupRef) -> None:
         """The group is gone: all of it."""
         ...

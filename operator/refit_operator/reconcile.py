@@ -141,8 +141,6 @@ class Reconciler:
                 await self.catalog.abort(key, number, reason)
             case actions.RemoveVersion(number):
                 await self.catalog.remove(key, number)
-            case actions.Depart(pod_uid):
-                self.catalog.depart(key, pod_uid)
             case actions.Announce():
                 await self._announce(space, action, now)
         return 0.0

@@ -109,13 +109,6 @@ class RemoveVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Depart:
-    """A pod that the catalog still knows is gone."""
-
-    pod_uid: str
-
-
-@dataclass(frozen=True, slots=True)
 class Announce:
     """An event on the group or on one of its versions: once for each transition, with the reason of the condition."""
 
@@ -127,4 +120,4 @@ class Announce:
     note: str
 
 
-Action = Apply | Delete | MarkPod | CreateRecord | ReleaseRecord | WriteStatus | Confirm | Protect | Assign | Retire | Abort | RemoveVersion | Depart | Announce
+Action = Apply | Delete | MarkPod | CreateRecord | ReleaseRecord | WriteStatus | Confirm | Protect | Assign | Retire | Abort | RemoveVersion | Announce

@@ -17,7 +17,7 @@ from refit_api.v1alpha1 import RefitGroupSpec
 from refit_api.wire import Role
 
 from refit_operator.decide import health, refits, versions
-from refit_operator.decide.actions import Action, Announce, Apply, Confirm, Delete, Depart, MarkPod, Protect, WriteStatus
+from refit_operator.decide.actions import Action, Announce, Apply, Confirm, Delete, MarkPod, Protect, WriteStatus
 from refit_operator.decide.conditions import Finding, merge, turned
 from refit_operator.decide.facts import Group, Observed
 from refit_operator.decide.health import Situation
@@ -60,7 +60,7 @@ def decide(spec: RefitGroupSpec, group: Group, observed: Observed, site: Site, m
     plan = roll(spec, facts, fleet, 0 if halted else chosen.target, memory, now)
     memory, stuck = _progress(spec, observed, fleet, chosen, plan.memory, now)
     situation = Situation(spec, observed, fleet, chosen, stuck)
-    actions: list[Action] = [*_departed(observed), *versions.create(group, facts)]
+    actions: list[Action] = [*versions.create(group, facts)]
     if halted is None:
         actions += _children(spec, group, observed, site)
     actions += [*plan.orders, *_gates(fleet), *_protect(spec, observed, chosen, memory)]
@@ -88,12 +88,6 @@ def let_go(observed: Observed, bound: float, memory: Memory, now: float) -> Deci
     actions = versions.end(observed.records, observed.catalog, None, bound, now)
     wake = versions.drain_wake(observed.records, bound, now)
     return Decision(tuple(actions), memory, wake - now if wake is not None else None)
-
-
-def _departed(observed: Observed) -> list[Action]:
-    """Only pods that the watch shows can register, so who is not shown is gone."""
-    known = {t.worker.pod_uid for t in observed.catalog.trainers} | {g.pod_uid for g in observed.catalog.generators}
-    return [Depart(uid) for uid in sorted(known - {pod.uid for pod in observed.pods if not pod.ended})]
 
 
 def _children(spec: RefitGroupSpec, group: Group, observed: Observed, site: Site) -> list[Action]:

@@ -1,0 +1,144 @@
+"""The operator put together: kopf's watches, the queue with its reconciler, and the catalog, in one event loop.
+
+A part that ends is fatal for all: Kubernetes starts the whole anew. `run` returns when kopf was told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import kopf
+import structlog
+from refit_api.errors import PeerError
+from refit_api.wire import GroupRef
+
+from refit_operator import authority, handlers
+from refit_operator.authority import Authority
+from refit_operator.catalog.auth import Gate
+from refit_operator.catalog.certificates import group_key, make_server, renew_after
+from refit_operator.catalog.memory import MemoryCatalog
+from refit_operator.catalog.service import CatalogService, serve
+from refit_operator.decide.group import Site
+from refit_operator.kube import KubeCluster
+from refit_operator.ports import Clock
+from refit_operator.reconcile import Reconciler
+from refit_operator.settings import OperatorSettings
+from refit_operator.workqueue import Pace, WorkQueue
+
+log = structlog.get_logger(__name__)
+
+LIVE_WITHIN_SECONDS = 120.0
+"""A key that waits longer beyond its time says that the queue hangs."""
+_CA_ATTEMPTS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """`stop` ends the operator; `ready` is set when it watches; `port` will be the catalog's."""
+
+    stop: asyncio.Event
+    ready: asyncio.Event
+    port: asyncio.Future[int]
+
+
+class _Everything(Collection[asyncio.Task[object]]):
+    """kopf ends every task that it does not know: this loop is not its own, and its own tasks end with its watches."""
+
+    def __contains__(self, task: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[asyncio.Task[object]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+async def run(settings: OperatorSettings, cluster: KubeCluster, clock: Clock, login: Callable[..., kopf.ConnectionInfo | None], flags: Flags) -> None:
+    """Until `flags.stop`, a signal, or the failure of a part."""
+    ca = await _authority(settings, cluster, clock)
+    watch, catalog = handlers.Watch(), MemoryCatalog(clock)
+    site = Site(settings.catalog_address, ca.bundle)
+    reconciler = Reconciler(watch, cluster, catalog, clock, lambda: site)
+    queue = WorkQueue(reconciler, clock, Random(), Pace(resync=settings.resync_seconds))
+    catalog.subscribe(partial(_catalog_changed, queue, watch))
+    registry = handlers.registry(handlers.Wiring(watch, queue.put), login)
+    kopf.on.probe(registry=registry, id="queue")(partial(_alive, queue))
+    service = CatalogService(catalog, Gate(cluster, watch, clock), partial(group_key, ca.signing))
+    tls = make_server(ca.signing, settings.catalog_names, _moment(clock))
+    async with catalog.running(), serve(service, f"{settings.catalog_host}:{settings.catalog_port}", tls) as port:
+        flags.port.set_result(port)
+        log.info("operator started", catalog_port=port, namespaces=list(settings.namespaces) or "all")
+        await _together(_watching(settings, registry, flags), queue.run(), _renewal(clock, renew_after(tls), flags))
+
+
+async def _together(*parts: Coroutine[object, object, None]) -> None:
+    """Ends when the first one ends: the watches when they are told to, the others only by failing."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for failure in ended:
+        if isinstance(failure, BaseException) and not isinstance(failure, asyncio.CancelledError):
+            raise failure
+
+
+async def _watching(settings: OperatorSettings, registry: kopf.OperatorRegistry, flags: Flags) -> None:
+    kopf_settings = kopf.OperatorSettings()
+    handlers.configure(kopf_settings)
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=kopf_settings,
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        liveness_endpoint=f"http://0.0.0.0:{settings.health_port}/healthz" if settings.health_port else None,
+        stop_flag=flags.stop,
+        ready_flag=flags.ready,
+    )
+    await kopf.run_tasks(tasks, ignored=_Everything())
+
+
+def _catalog_changed(queue: WorkQueue, watch: handlers.Watch, key: GroupRef) -> None:
+    """Somebody may be waiting for an answer: sooner than after a burst of events, and only once the watch knows the group."""
+    if key in watch.keys():
+        queue.put(key, 0.02)
+
+
+async def _alive(queue: WorkQueue, **_: object) -> float:
+    overdue = queue.oldest()
+    if overdue > LIVE_WITHIN_SECONDS:
+        raise RuntimeError(f"a group waits {overdue:.0f} s beyond its time")
+    return overdue
+
+
+async def _renewal(clock: Clock, when: dt.datetime, flags: Flags) -> None:
+    """The server's certificate lives in this process: at two thirds of its life the operator starts anew, which takes seconds."""
+    while _moment(clock) < when:
+        await asyncio.sleep(3600.0)
+    log.info("the certificate is old: starting anew")
+    flags.stop.set()
+    await asyncio.Event().wait()
+
+
+async def _authority(settings: OperatorSettings, cluster: KubeCluster, clock: Clock) -> Authority:
+    """At start the API server may not answer yet, and another replica may be writing."""
+    for _ in range(_CA_ATTEMPTS):
+        try:
+            return await authority.ensure(cluster, settings.namespace, settings.ca_secret, _moment(clock))
+        except PeerError as error:
+            log.warning("the CA cannot be read or written yet", error=error.message)
+            await asyncio.sleep(error.retry_after or 1.0)
+    return await authority.ensure(cluster, settings.namespace, settings.ca_secret, _moment(clock))
+
+
+def _moment(clock: Clock) -> dt.datetime:
+    return dt.datetime.fromtimestamp(clock.time(), dt.timezone.utc)
