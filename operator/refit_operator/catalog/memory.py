@@ -66,7 +66,9 @@ class MemoryCatalog:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Time passes for the facts while this is open."""
+        """Time passes for the facts while this is open. If it cannot, whoever opened this ends with the reason."""
+        owner = asyncio.current_task()
+        assert owner is not None, "opened by a task"
 
         async def tick() -> None:
             while True:
@@ -74,6 +76,7 @@ class MemoryCatalog:
                 self.tick()
 
         task = asyncio.create_task(tick(), name="catalog-time")
+        task.add_done_callback(lambda ended: None if ended.cancelled() else owner.cancel())
         try:
             yield
         finally:
