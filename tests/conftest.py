@@ -33,7 +33,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
     with ApiServer.start(tmp_path_factory.mktemp("apiserver")) as server:
         kubectl = kubectl_of(server)
-        kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+        kubectl("apply", "--server-side", "-k", str(ROOT / "crds"))
         kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/refitgroups.refit.dev", "crd/weightversions.refit.dev")
         yield server
 

@@ -231,5 +231,5 @@ def test_a_full_status_is_small_and_comes_back_as_written(kubectl: Kubectl, appl
 def test_the_definitions_come_back_as_written(kubectl: Kubectl, flags: tuple[str, ...]) -> None:
     """A bound that came back rounded, or a default that was rewritten, would be a difference for ever."""
     folder = str(Path(__file__).parents[2] / "crds")
-    kubectl("apply", *flags, "-f", folder)
-    assert kubectl("diff", *flags, "-f", folder) == ""
+    kubectl("apply", *flags, "-k", folder)
+    assert kubectl("diff", *flags, "-k", folder) == ""
