@@ -11,6 +11,7 @@ import base64
 import datetime
 import ipaddress
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,8 +93,11 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(content)
+    """A reader sees the old content or the new one, never a part."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.touch(mode=0o600)
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
 
 
 def write_authority(folder: Path, subjects: dict[str, Subject], now: datetime.datetime) -> Authority:

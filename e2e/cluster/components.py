@@ -71,7 +71,7 @@ class Components:
             output.flush()
             # --fork gives it to the first process of the machine: it outlives us and leaves us no zombie
             boot = ("setsid", "--fork", "sh", "-c", BOOT, "sh", self.procs, digest, record, self.path)
-            call([*boot, *self.enter, *component.command], output=output)
+            call([*boot, *self.enter, *component.command], output=output, cwd=Path("/"))
         wait_until(lambda: self._recorded(component.name) is not None, f"{component.name} to start", 10, log, every=0.01)
         self.require(component.name)
 

@@ -2,11 +2,12 @@
 
 `up` compares what runs with what should and starts the rest, so it is first start, second start and repair alike.
 `down` ends what lives in the cluster's control group, takes back every mount, device and kernel setting, and removes the state folder.
-Invariants: one cluster per machine (its namespace, addresses and control group are fixed); one caller at a time changes it (a lock on the state folder).
+Invariants: one cluster per machine (its namespace, addresses and control group are fixed); one caller at a time changes it (a lock).
 """
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,55 +68,46 @@ class LocalCluster:
         return LocalBuilder(self.settings.cache)
 
     def up(self) -> Path:
-        if sys.platform != "linux" or os.geteuid() != 0:
-            raise ClusterError("the local cluster needs Linux and root: run this as root, or use REFIT_CLUSTER=kind or existing")
+        _require_root()
         system_packages.ensure(SYSTEM_COMMANDS)
         programs = build(self.settings.cache, PROGRAMS)
         pause = self.builder.ensure_pause()
         with self._locked():
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
             procs = cgroups.ensure()
             network.ensure()
             kernel.remember(self._kept)
             plane = ControlPlane(programs, self.state, network.NODE_ADDRESS, PORT, ETCD_PORT, ETCD_PEER_PORT)
             node = Node(programs, self.state, Path(shutil.which("runc") or "runc"), pause, masquerade_all=not network.bridged_packets_pass_iptables())
             write_files(plane, node.subjects())
-            self._start(plane, node, Components(self.state, network.ENTER, procs, programs["containerd"].parent))
+            components = Components(self.state, network.ENTER, procs, programs["containerd"].parent)
+            self._start(plane, node, components)
+            for name in COMPONENTS:
+                components.require(name)
         return self.kubeconfig
 
     def down(self) -> None:
         if not self.state.exists() and not network.NAMESPACE_FILE.exists():
             return
-        with step("end the local cluster", 5):
-            # whoever is killed may have just started another
-            deadline = time.monotonic() + STOP_SECONDS
-            while members := cgroups.members():
-                if time.monotonic() > deadline:
-                    raise ClusterError(
-                        f"processes {[member.pid for member in members]} of the local cluster keep coming back; see {cgroups.tracking() / cgroups.GROUP}"
-                    )
-                stop(members, grace=3)
+        _require_root()
+        with self._locked(), step("end the local cluster", 5):
+            _end_members()
             kernel.unmount_below(self.state)
             network.remove()
             cgroups.remove()
             kernel.restore(self._kept)
             kernel.remove_leftovers(self.state)
-            shutil.rmtree(self.state)
+            if self.state.exists():
+                shutil.rmtree(self.state)
 
     def status(self) -> list[tuple[str, str]]:
         components = Components(self.state, network.ENTER, Path(), Path())
         records = [(name, components.running(name)) for name in COMPONENTS]
         return [(name, f"running, pid {record.identity.pid}" if record else "absent") for name, record in records]
 
-    def load(self, images: Images) -> None:
-        """Into containerd, from the local builder."""
-        present = self._ctr("images", "list", "--quiet").split()
-        for image in images.names():
-            if image not in present:
-                self._import(image)
-
     def ensure_images(self) -> Images:
         images = ensure_images(self.settings.cache, self.builder)
-        self.load(images)
+        self._load(images.names())
         return images
 
     def ensure_packages(self) -> PodPackages:
@@ -134,15 +126,15 @@ class LocalCluster:
             self._await(lambda: is_ready(plane), f"{plane.url}/readyz", "kube-apiserver", components)
             for component in (plane.controller_manager(), plane.scheduler()):
                 components.ensure(component)
-        with step("start the node", 10):
             self._await(self._containerd_answers, str(node.socket), "containerd", components)
-            if node.pause_image not in self._ctr("images", "list", "--quiet").split():
-                self._import(node.pause_image)
-            components.ensure(node.kubelet(), files["kubelet.json"])
+        self._load([node.pause_image])
+        with step("start the node", 10):
+            # what the API server says of a node outlives its kubelet: a new one must be heard of
+            heard_since = datetime.datetime.now(datetime.UTC).replace(microsecond=0) if components.ensure(node.kubelet(), files["kubelet.json"]) else None
             components.ensure(node.proxy())
             self.kubectl("apply", "--server-side", "--filename", str(Path(__file__).with_name("dns.yaml")))
             components.ensure(node.dns(), files["Corefile"])
-            self._await(self._node_is_ready, f"node {NODE_NAME} to be Ready", "kubelet", components)
+            self._await(lambda: self._node_is_ready(heard_since), f"node {NODE_NAME} to be Ready", "kubelet", components)
             kernel.restore(self._kept)
 
     def _await(self, ready: Callable[[], bool], what: str, component: str, components: Components) -> None:
@@ -159,9 +151,10 @@ class LocalCluster:
             return False
         return True
 
-    def _node_is_ready(self) -> bool:
-        conditions = json.loads(self.kubectl("get", "nodes", "--output=json"))["items"]
-        return any(one["type"] == "Ready" and one["status"] == "True" for node in conditions for one in node["status"]["conditions"])
+    def _node_is_ready(self, heard_since: datetime.datetime | None) -> bool:
+        nodes = json.loads(self.kubectl("get", "nodes", "--output=json"))["items"]
+        ready = [one for node in nodes for one in node["status"]["conditions"] if one["type"] == "Ready" and one["status"] == "True"]
+        return any(heard_since is None or datetime.datetime.fromisoformat(one["lastHeartbeatTime"]) >= heard_since for one in ready)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         return call([kubectl_program(), f"--kubeconfig={self.kubeconfig}", *words], stdin=stdin)
@@ -170,15 +163,34 @@ class LocalCluster:
         program = build(self.settings.cache, ["ctr"])["ctr"]
         return call([program, "--address", self.state / "containerd.sock", "--namespace", "k8s.io", *words], seconds=IMPORT_SECONDS)
 
-    def _import(self, image: str) -> None:
-        with step(f"load {image}", 15), tempfile.TemporaryDirectory(prefix="refit-image-") as folder:
-            archive = Path(folder) / "image.tar"
-            self.builder.export(image, archive)
-            self._ctr("images", "import", str(archive))
+    def _load(self, images: Sequence[str]) -> None:
+        """From the local builder into containerd."""
+        present = self._ctr("images", "list", "--quiet").split()
+        for image in images:
+            if image not in present:
+                with step(f"load {image}", 15), tempfile.TemporaryDirectory(prefix="refit-image-") as folder:
+                    archive = Path(folder) / "image.tar"
+                    self.builder.export(image, archive)
+                    self._ctr("images", "import", str(archive))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.state / "lock").open("w") as lock:
+        """The lock lies outside the state folder, which comes and goes."""
+        self.settings.cache.mkdir(parents=True, exist_ok=True)
+        with (self.settings.cache / "cluster.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _require_root() -> None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise ClusterError("the local cluster needs Linux and root: run this as root, or use REFIT_CLUSTER=kind or existing")
+
+
+def _end_members() -> None:
+    """At once: whatever they would save is removed next. Repeated, because one may have started another before it was killed."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while members := cgroups.members():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"processes {[member.pid for member in members]} keep coming back; see {cgroups.tracking() / cgroups.GROUP}")
+        stop(members, grace=0)

@@ -12,7 +12,7 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.audit import Write
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import kubectl_program
-from e2e.cluster.processes import call
+from e2e.cluster.processes import call, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,19 @@ def test_another_user_may_do_what_is_granted_and_no_more(server: ApiServer) -> N
     assert kubectl(reader, "auth", "whoami", "--output=jsonpath={.status.userInfo.username}") == "reader"
     with pytest.raises(ClusterError, match="forbidden"):
         kubectl(reader, "get", "namespaces")
-    kubectl(server.kubeconfig, "create", "clusterrolebinding", "readers", "--clusterrole=view", "--group=readers")
-    assert "kube-root-ca.crt" in kubectl(reader, "get", "configmaps", "--namespace=default", "--output=name")
+    kubectl(server.kubeconfig, "create", "clusterrole", "lists-namespaces", "--verb=list", "--resource=namespaces")
+    kubectl(server.kubeconfig, "create", "clusterrolebinding", "readers", "--clusterrole=lists-namespaces", "--group=readers")
+    # the server's own view of its rules follows a moment later
+    wait_until(lambda: _may(reader, "list", "namespaces"), "the new rule", 10)
+    assert "namespace/default" in kubectl(reader, "get", "namespaces", "--output=name")
+    assert not _may(reader, "create", "namespaces")
+
+
+def _may(kubeconfig: Path, verb: str, resource: str) -> bool:
+    try:
+        return kubectl(kubeconfig, "auth", "can-i", verb, resource).strip() == "yes"
+    except ClusterError:  # "no" is its exit code 1
+        return False
 
 
 def test_writes_are_counted_by_user(server: ApiServer) -> None:
