@@ -33,7 +33,8 @@ class Fleet(RuleBasedStateMachine):
     def __init__(self, make_world: Callable[..., World]) -> None:
         super().__init__()
         self.make_world, self.world = make_world, make_world(lease_seconds=15.0, drain_seconds=10.0, publish_deadline_seconds=60.0)
-        self.run, self.step, self.starts = 1, 0, 0
+        self.run, self.starts = 1, 0
+        self.steps: dict[WorkerRef, int] = {}
         self.trainers: dict[int, WorkerRef] = {}
         self.generators: dict[int, WorkerRef] = {}
         self.memory: dict[WorkerRef, int] = {}  # process -> the version that its arena holds
@@ -74,19 +75,28 @@ class Fleet(RuleBasedStateMachine):
             return False
         return True
 
-    @rule(rank=ranks, new_step=st.booleans())
-    def publish(self, rank: int, new_step: bool) -> None:
+    @rule(rank=ranks)
+    def publish(self, rank: int) -> None:
+        """A rank goes on to its next step when it has sealed the present one."""
         ref = self.trainers[rank]
-        self.step += new_step
+        step = self.steps.get(ref, 0)
 
         def act() -> None:
-            version = self.world.create(ref, self.step, run=f"run-{self.run}").version
+            version = self.world.create(ref, step, run=f"run-{self.run}").version
             assert version is not None
             assert self.numbers.setdefault(version.number, version.key) == version.key
-            if version.phase is VersionPhase.PUBLISHING and self.reuse(ref, version.number):
+            if version.phase is VersionPhase.FAILED:
+                self.steps[ref] = step + 1
+            elif self.reuse(ref, version.number):
                 self.world.seal(ref, version.number)
+                self.steps[ref] = step + 1
 
         self.attempt(act)
+
+    @rule()
+    def publish_on_both(self) -> None:
+        for rank in (0, 1, 0, 1):
+            self.publish(rank)
 
     @rule(reader=ranks, source=ranks, relay=st.booleans())
     def read(self, reader: int, source: int, relay: bool) -> None:
@@ -121,25 +131,29 @@ class Fleet(RuleBasedStateMachine):
             number = self.memory[ref]
             self.attempt(lambda: self.world.report(ref, serving=number, arena=number, arena_complete=True, epoch=self.world.group.epoch))
 
-    @rule(rank=ranks)
-    def generator_starts_again(self, rank: int) -> None:
-        old = self.generators[rank]
-        self.reads = {key: until for key, until in self.reads.items() if old not in key[:2]}
-        self.memory.pop(old, None)
-        self.start_generator(rank)
+    @rule(kind=st.sampled_from(["generator", "trainers", "catalog", "retire"]), rank=ranks)
+    def misfortune(self, kind: str, rank: int) -> None:
+        match kind:
+            case "generator":
+                self.lose(self.generators[rank])
+                self.start_generator(rank)
+            case "trainers":
+                self.run += 1
+                for ref in self.trainers.values():
+                    self.lose(ref)
+                for each in (0, 1):
+                    self.start_trainer(each)
+            case "catalog":
+                self.lose_catalog()
+            case _:
+                numbers = sorted(self.world.group.versions)[-2:]
+                for number in numbers[: rank + 1]:
+                    self.attempt(lambda number=number: self.world.call("RetireVersion", wire.EndVersion(GROUP, number)))
 
-    @rule()
-    def trainers_start_again(self) -> None:
-        self.run += 1
-        for rank in (0, 1):
-            self.reads = {key: until for key, until in self.reads.items() if key[1] != self.trainers[rank]}
-            self.memory.pop(self.trainers[rank], None)
-        for rank in (0, 1):
-            self.start_trainer(rank)
-
-    @rule(number=st.integers(1, 4))
-    def retire(self, number: int) -> None:
-        self.attempt(lambda: self.world.call("RetireVersion", wire.EndVersion(GROUP, number)))
+    def lose(self, ref: WorkerRef) -> None:
+        """The process is gone, with its memory and its reads."""
+        self.reads = {key: until for key, until in self.reads.items() if ref not in key[:2]}
+        self.memory.pop(ref, None)
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 9.0]), alive=st.booleans())
     def time_passes(self, seconds: float, alive: bool) -> None:
@@ -165,8 +179,7 @@ class Fleet(RuleBasedStateMachine):
             if reader == ref and self.reads[reader, holder, read] > self.world.now:
                 self.attempt(lambda holder=holder, read=read: self.world.lease(ref, read, holder))
 
-    @rule()
-    def catalog_loses_its_memory(self) -> None:
+    def lose_catalog(self) -> None:
         kept = [
             RecordedVersion(v.number, v.key, v.run_id, v.step, v.plan_key, v.phase, v.root, v.bytes, len(v.slots))
             for v in (entry.version for entry in self.world.group.versions.values())

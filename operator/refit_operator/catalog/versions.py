@@ -61,7 +61,7 @@ def _replay(group: Group, request: wire.CreateVersion, entry: Entry, at: Moment)
     if len(version.slots) < entry.expected:  # known again after lost memory
         entry = replace(entry, version=replace(version, slots=request.slots), expected=len(request.slots))
         group = group.put_version(entry)
-    if request.step != version.step or request.slots != entry.version.slots:
+    if request.step != version.step or set(request.slots) != set(entry.version.slots):
         raise WireMismatch(
             f"rank {request.worker.rank} publishes {request.key!r} with other slots or another step than the rank that created version {version.number}",
             seen=f"step {request.step}, slots {' '.join(request.slots)}",
