@@ -6,10 +6,12 @@ and drained (O9), which is the caller's promise; `allocations` counts, and a war
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from refit_api.wire import Manifest, ManifestRun, WorkerRef
+from refit_api.errors import PeerUnavailable, VersionRetired
+from refit_api.wire import GetManifest, Manifest, ManifestRun, WorkerRef
 
 from refit_runtime.plan.plan import Run
 from refit_runtime.ports import Memory, Transport
@@ -109,3 +111,27 @@ class Holding:
             memory=at.memory,
             runs=runs,
         )
+
+
+class Holdings:
+    """What each part of an arena holds, and the manifests of it. `me` is who we are now: a manifest is asked of one incarnation."""
+
+    def __init__(self, arena: Arena, transport: Transport, me: Callable[[], WorkerRef], parts: int) -> None:
+        self.parts: list[Holding | None] = [None] * parts
+        self._arena, self._transport, self._me = arena, transport, me
+
+    def all(self) -> list[Holding]:
+        return [holding for holding in self.parts if holding is not None]
+
+    def whole(self, number: int) -> Holding | None:
+        """A complete one."""
+        return next((holding for holding in self.all() if holding.number == number and holding.complete), None)
+
+    def answer(self, request: GetManifest) -> Manifest:
+        """To a reader; only what is verified is offered, and nothing that is being closed."""
+        if request.holder != self._me():
+            raise PeerUnavailable("this process started again: ask the catalog for its present holders", seen=request.holder.incarnation)
+        holding = next((each for each in self.all() if each.number == request.number and not each.closed), None)
+        if holding is None:
+            raise VersionRetired(f"version {request.number} is not held here any more: use another holder", seen=request.number)
+        return holding.manifest(self._arena, self._transport, self._me())

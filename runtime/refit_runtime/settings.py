@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from refit_api import names
 from refit_api.errors import SpecError
@@ -27,17 +27,38 @@ class Pod(BaseSettings):
     ip: str
 
 
+class Run(BaseSettings):
+    """Which training run a trainer process belongs to: `REFIT_RUN_ID`, else torchrun's id and restart count. A restart is a new run."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    refit_run_id: str = ""
+    torchelastic_run_id: str = ""
+    torchelastic_restart_count: str = "0"
+    local_rank: int = 0
+
+    @property
+    def id(self) -> str:
+        if self.refit_run_id or not self.torchelastic_run_id:
+            return self.refit_run_id
+        return f"{self.torchelastic_run_id}-{self.torchelastic_restart_count}"
+
+
 class RuntimeSettings(Mounted):
-    """The mounted file and the pod, together."""
+    """The mounted file, the pod and the run, together; `ucx` is what UCX reads behind our back."""
 
     pod: Pod
+    run: Run = Field(default_factory=Run)
+    ucx: dict[str, str] = Field(default_factory=dict)
 
     @classmethod
     def load(cls) -> RuntimeSettings:
         """Raises SpecError that names the file and each field that is wrong."""
         path = Path(os.environ.get("REFIT_SETTINGS", names.SETTINGS_FILE))
         try:
-            return cls.model_validate({**Mounted.model_validate_json(path.read_text()).model_dump(), "pod": Pod()})
+            mounted = Mounted.model_validate_json(path.read_text()).model_dump()
+            ucx = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+            return cls.model_validate({**mounted, "pod": Pod(), "run": Run(), "ucx": ucx})
         except OSError as error:
             raise SpecError(f"settings file {path} cannot be read ({error.strerror}): mount the ConfigMap <group>-refit there", file=path) from error
         except ValidationError as error:

@@ -21,6 +21,7 @@ class Snapshot:
 
     def __init__(self, plan: SourcePlan, order: Sequence[int], source: WeightSource, part: torch.Tensor, memory: Memory) -> None:
         self._source, self._memory = source, memory
+        self.offsets = plan.offsets
         self._to = [typed(part[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, tuple(hi - lo for lo, hi in copy.box)) for copy in plan.copies]
         self._boxes = [(order[copy.shard], tuple(slice(lo, hi) for lo, hi in copy.box)) for copy in plan.copies]
         self._shards = sorted({shard for shard, _ in self._boxes})

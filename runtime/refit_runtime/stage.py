@@ -11,80 +11,82 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
 
 import structlog
-from refit_api.errors import CatalogUnavailable, DigestMismatch, PeerError, PeerUnavailable, StaleOrder, TransferTimeout, VersionRetired
-from refit_api.wire import CloseHolder, GetManifest, GetVersion, ListShards, Manifest, Role, Source, Timing, VersionFacts, VersionPhase, WorkerRef
+from refit_api.errors import CatalogUnavailable, DigestMismatch, PeerUnavailable, TransferTimeout, VersionRetired
+from refit_api.wire import GetVersion, ListShards, Role, Source, Timing, VersionFacts, VersionPhase, WorkerRef
 
-from refit_runtime.arena import Arena, Holding
+from refit_runtime.arena import Arena, Holding, Holdings
 from refit_runtime.connections import Connections
 from refit_runtime.digest import Digests, root
 from refit_runtime.lease import Lease
 from refit_runtime.offers import Goal
+from refit_runtime.patience import WAIT_SECONDS, Patience, never
 from refit_runtime.plan.plan import CoordinatePlan, Plan
 from refit_runtime.planner import Planner
-from refit_runtime.ports import Seams, StageOrder
+from refit_runtime.ports import Clock, Seams, StageOrder
 from refit_runtime.pull import Pull, Stuck
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
 
-WAIT_SECONDS = 15.0  # of one call that waits at the catalog
 STUCK_TRIES = 2
-T = TypeVar("T")
+
+
+class Stopwatch:
+    """The parts of a refit, with their times."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.timings: list[Timing] = []
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        start, began = self._clock.time(), self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self.timings.append(Timing(part, start, self._clock.monotonic() - began))
 
 
 @dataclass(slots=True)
 class Progress:
     """Of the present or last stage, for reports."""
 
+    watch: Stopwatch
     number: int = 0
     plan_key: str = ""
     bytes: int = 0
-    timings: list[Timing] = field(default_factory=list)
     read_from: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
 
 
 class Stager:
-    """`holdings[part]` is what each part of the arena holds; the caller serialises stages, manifests are answered at any time."""
+    """The caller serialises stages; manifests of what is held are answered at any time."""
 
     def __init__(self, settings: RuntimeSettings, seams: Seams, worker: Worker, planner: Planner, coordinate: str, parts: int) -> None:
         self._settings, self._seams, self._worker, self._planner, self._coordinate = settings, seams, worker, planner, coordinate
         self.arena = Arena(seams.memory, seams.transport, parts)
-        self.holdings: list[Holding | None] = [None] * parts
-        self.progress = Progress()
+        self.holdings = Holdings(self.arena, seams.transport, lambda: worker.ref, parts)
+        self.progress = Progress(Stopwatch(seams.clock))
         self._connections = Connections(seams.transport)
-
-    def held(self, number: int) -> Holding | None:
-        """A complete one."""
-        return next((holding for holding in self.holdings if holding is not None and holding.number == number and holding.complete), None)
-
-    def answer(self, request: GetManifest) -> Manifest:
-        """To another rank that reads from us; only what is verified is offered, and nothing that is being closed."""
-        if request.holder != self._worker.ref:
-            raise PeerUnavailable("this process started again: ask the catalog for its present holders", seen=request.holder.incarnation)
-        holding = next((each for each in self.holdings if each is not None and each.number == request.number and not each.closed), None)
-        if holding is None:
-            raise VersionRetired(f"version {request.number} is not held here any more: use another holder", seen=request.number)
-        return holding.manifest(self.arena, self._seams.transport, self._worker.ref)
+        self._patience = Patience(seams, worker)
 
     def stage(self, order: StageOrder, serving: int, cancelled: Callable[[], bool]) -> Holding:
         """`serving`: the version to keep in the other part, if there is one. Raises the errors of the rules above."""
         deadline = self._seams.clock.monotonic() + order.deadline_seconds
-        self.progress = Progress(order.number)
-        with self._timed("version"):
+        self.progress = Progress(Stopwatch(self._seams.clock), order.number)
+        with self.progress.watch.timed("version"):
             facts = self._ready(order.number, deadline, cancelled)
-        with self._timed("plan"):
+        with self.progress.watch.timed("plan"):
             planned = self._planner.planned(facts.version.plan_key)
             class_ = planned.class_of(self._coordinate, self._worker.layout)
             plan, mine = planned.plan, planned.plan.coordinate(class_, self._coordinate)
         self.progress.plan_key, self.progress.bytes = planned.key, mine.bytes
         if self.arena.part_bytes < mine.arena_bytes:
-            for part, holding in enumerate(self.holdings):
-                if holding is not None:
-                    self.free(part, deadline, cancelled)
+            for part in range(len(self.holdings.parts)):
+                self.free(part, deadline, cancelled)
             self.arena.reserve(mine.arena_bytes)
         holding = self._holding(facts, plan, mine, serving, deadline, cancelled)
         if holding.complete:
@@ -107,12 +109,12 @@ class Stager:
         raise AssertionError("unreachable")
 
     def _pull(self, goal: Goal, find: _Finder, cancelled: Callable[[], bool]) -> None:
-        with self._timed("lease"):
-            lease = self._patiently(lambda: find.lease(), goal.deadline, cancelled)
+        with self.progress.watch.timed("lease"):
+            lease = self._patience.until(goal.deadline, find.lease, cancelled)
         with lease:
             pull = Pull(goal, self.arena, self._seams, self._connections, lease, lambda out: find.more(lease, out), cancelled)
             try:
-                with self._timed("pull"):
+                with self.progress.watch.timed("pull"):
                     pull.run(find.found)
             finally:
                 for role, size in pull.read_from.items():
@@ -123,7 +125,7 @@ class Stager:
         while True:
             left = max(0.0, deadline - self._seams.clock.monotonic())
             ask = GetVersion(self._worker.group, number, wait_seconds=min(left, WAIT_SECONDS))
-            facts = self._patiently(lambda ask=ask: self._seams.catalog.get_version(ask), deadline, cancelled)  # type: ignore[misc]
+            facts = self._patience.until(deadline, partial(self._seams.catalog.get_version, ask), cancelled)
             version = facts.version
             if version.phase is VersionPhase.READY:
                 seen = root(facts.run_roots[run] for run in sorted(facts.run_roots))
@@ -140,61 +142,28 @@ class Stager:
     def _holding(self, facts: VersionFacts, plan: Plan, mine: CoordinatePlan, serving: int, deadline: float, cancelled: Callable[[], bool]) -> Holding:
         """What is there of the version already, or an empty one in a part that was freed."""
         version = facts.version
-        for holding in self.holdings:
-            if holding is not None and holding.is_of(version.number, version.plan_key) and holding.root == version.root and not holding.closed:
+        for holding in self.holdings.all():
+            if holding.is_of(version.number, version.plan_key) and holding.root == version.root and not holding.closed:
                 return holding
-        part = next((p for p, holding in enumerate(self.holdings) if holding is None), None)
+        part = next((p for p, holding in enumerate(self.holdings.parts) if holding is None), None)
         if part is None:
-            part = next((p for p, holding in enumerate(self.holdings) if holding is not None and holding.number != serving), 0)
-            with self._timed("drain"):
+            part = next((holding.part for holding in self.holdings.all() if holding.number != serving), 0)
+            with self.progress.watch.timed("drain"):
                 self.free(part, deadline, cancelled)
         runs = tuple(plan.runs[run] for run in mine.offsets)
         holding = Holding(version.number, version.plan_key, part, runs, dict(mine.offsets), version.root, verified={run.index: 0 for run in runs})
-        self.holdings[part] = holding
+        self.holdings.parts[part] = holding
         return holding
 
-    def free(self, part: int, deadline: float, cancelled: Callable[[], bool]) -> None:
-        """Closes what the part holds and waits until nobody reads it. Raises PeerUnavailable if that lasts too long."""
-        holding = self.holdings[part]
+    def free(self, part: int, deadline: float, cancelled: Callable[[], bool] = never) -> None:
+        """Nobody reads the part any more when this returns."""
+        holding = self.holdings.parts[part]
         if holding is not None and self._settings.engine.relays:
-            readers = self._close(holding.number, 0.0, deadline, cancelled)
-            holding.closed = True
-            while readers:
-                left = deadline - self._seams.clock.monotonic()
-                if left <= 0:
-                    raise PeerUnavailable(f"version {holding.number} is still read by {', '.join(readers)}", retry_after=1.0, readers=", ".join(readers))
-                readers = self._close(holding.number, min(left, WAIT_SECONDS), deadline, cancelled)
-        self.holdings[part] = None
-
-    def _close(self, number: int, seconds: float, deadline: float, cancelled: Callable[[], bool]) -> tuple[str, ...]:
-        ask = CloseHolder(self._worker.group, self._worker.ref, number, seconds)
-        return self._patiently(lambda: self._seams.catalog.close_holder(ask), deadline, cancelled).readers
+            self._patience.drained(holding, deadline, cancelled)
+        self.holdings.parts[part] = None
 
     def close(self) -> None:
         self._connections.clear()
-
-    def _patiently(self, call: Callable[[], T], deadline: float, cancelled: Callable[[], bool]) -> T:
-        """Again while the answer says when, until the deadline: an absent catalog, a last holder, readers."""
-        while True:
-            try:
-                return call()
-            except PeerError as error:  # noqa: PERF203  a wait, not a loop over data
-                if isinstance(error, CatalogUnavailable):
-                    self._worker.poke()
-                left = deadline - self._seams.clock.monotonic()
-                if error.retry_after is None or left <= 0:
-                    raise
-                if cancelled():
-                    raise StaleOrder("the stage was superseded while it waited") from error
-                self._seams.clock.sleep(min(left, error.retry_after * self._seams.random.uniform(0.5, 1.0)))
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start, began = self._seams.clock.time(), self._seams.clock.monotonic()
-        try:
-            yield
-        finally:
-            self.progress.timings.append(Timing(stage, start, self._seams.clock.monotonic() - began))
 
 
 class _Finder:

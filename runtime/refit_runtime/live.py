@@ -1,0 +1,92 @@
+"""What is in the live parameters of an engine rank: one whole version, or something that must not serve.
+
+Invariants: only whole, verified holdings are installed (O6); `torn` is set before the first copy and cleared after the last, so a failure anywhere
+in between leaves it set; a version that was found damaged is not served any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from refit_api.errors import DigestMismatch
+
+from refit_runtime.arena import Holding
+from refit_runtime.digest import Digests
+from refit_runtime.install import CopyList
+from refit_runtime.planner import Planner
+from refit_runtime.ports import Seams, WeightTarget
+from refit_runtime.settings import RuntimeSettings
+from refit_runtime.stage import Stager, Stopwatch
+from refit_runtime.worker import Worker
+
+
+class LiveParameters:
+    """`served` is the version in them, with its digests. Callers serialise installs."""
+
+    def __init__(
+        self, settings: RuntimeSettings, seams: Seams, worker: Worker, planner: Planner, coordinate: str, stager: Stager, target: WeightTarget
+    ) -> None:
+        self._kind = settings.verification.installed
+        self._seams, self._worker, self._planner, self._coordinate, self._stager, self._target = seams, worker, planner, coordinate, stager, target
+        self._lists: dict[tuple[int, str, int], CopyList] = {}
+        self._installs = 0
+        self.served: Holding | None = None
+        self.torn = False
+
+    def serves(self, number: int) -> bool:
+        return self.served is not None and self.served.number == number
+
+    def copy_list(self, holding: Holding) -> CopyList:
+        """Made once for each plan, part and allocation; a stage makes it, so that nothing is made in the pause."""
+        key = (self._stager.arena.allocations, holding.plan_key, holding.part)
+        if key not in self._lists:
+            planned = self._planner.planned(holding.plan_key)
+            mine = planned.plan.coordinate(planned.class_of(self._coordinate, self._worker.layout), self._coordinate)
+            self._lists = {old: copies for old, copies in self._lists.items() if old[:2] == key[:2]}
+            self._lists[key] = CopyList(mine.copies, self._target, self._stager.arena.part(holding.part), self._seams.memory)
+        return self._lists[key]
+
+    def install(self, holding: Holding, watch: Stopwatch) -> bool:
+        """True if what was installed is still to be checked. Raises InstallError, DigestMismatch: then nothing is served."""
+        copies = self.copy_list(holding)
+        kind = self._kind if copies.exact else "Off"
+        self.torn, self.served = True, None
+        with watch.timed("install"):
+            copies.install()
+        if kind == "Blocking" or (kind == "Async" and self._installs == 0):
+            with watch.timed("check"):
+                copies.check(holding, self._digests(holding), lambda: False)
+        self.served, self.torn = holding, False
+        self._installs += 1
+        return kind == "Async" and self._installs > 1
+
+    def check(self, holding: Holding, cancelled: Callable[[], bool]) -> None:
+        """Raises DigestMismatch; then nothing is served."""
+        try:
+            self.copy_list(holding).check(holding, self._digests(holding), cancelled)
+        except DigestMismatch:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Whatever is there must not serve."""
+        self.torn, self.served = True, None
+
+    def gather_back(self) -> None:
+        """The served version back into the arena that a stage began to overwrite; checked first. Raises DigestMismatch."""
+        served = self.served
+        holdings = self._stager.holdings
+        if served is None or any(holding.number == served.number for holding in holdings.all()):
+            return
+        there = holdings.parts[served.part]
+        if not self.copy_list(served).exact or (there is not None and there.complete):
+            return
+        self.check(served, lambda: False)
+        holdings.parts[served.part] = None
+        self.copy_list(served).gather()
+        verified = {run.index: run.bytes for run in served.runs}
+        self.served = Holding(served.number, served.plan_key, served.part, served.runs, served.offsets, served.root, served.digests, verified)
+        holdings.parts[served.part] = self.served
+
+    def _digests(self, holding: Holding) -> Digests:
+        return Digests(self._worker.registered.group_uid, holding.number)

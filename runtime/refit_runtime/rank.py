@@ -1,0 +1,306 @@
+"""One engine rank: what it holds, what it serves, and the orders that move it from one version to the next.
+
+    Idle -> Staging -> Staged -> Prepared -> Committing -> Serving          any failure before Committing leaves the old version serving
+                                                  \\-> Fenced               live parameters are a mix, or not what they should be
+
+- Orders are (catalogEpoch, seq); a lower one than the last is refused.
+- A prepared rank starts no other stage until its order's deadline; an abort or a newer order puts it back to Staged.
+- Only verified bytes are installed (O6), only whole versions; after a failed copy the rank is fenced until a whole install succeeds.
+- No method raises for what an engine may meet: outcomes are in the report, since a reply that fails would stop the executor's other ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+from refit_api.codec import detail_of
+from refit_api.errors import EngineBusy, EngineMismatch, MixedRanks, RefitError, StaleOrder
+from refit_api.mounted import Engine
+from refit_api.tensors import box_elements
+from refit_api.wire import RankPhase, RankReport, Role, Timing
+
+from refit_runtime.arena import SPARE, Holding
+from refit_runtime.live import LiveParameters
+from refit_runtime.plan.key import encode_needs
+from refit_runtime.planner import Planner
+from refit_runtime.ports import CommitOrder, Seams, StageOrder, WeightTarget
+from refit_runtime.settings import RuntimeSettings
+from refit_runtime.stage import Stager, Stopwatch
+from refit_runtime.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A version that is verified in spare memory and may be installed."""
+
+    version: int
+    plan_key: str
+    root: bytes
+
+
+class GeneratorRank:
+    """Construct it before the process group of the same process (O1), bind it once when the model exists (O2). `changed` is called after each move."""
+
+    def __init__(
+        self, settings: RuntimeSettings, seams: Seams, coordinate: str, rank: int = 0, world: int = 1, instance: str = "0",
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._settings, self._seams, self._coordinate, self._changed = settings, seams, coordinate, changed
+        self.worker = Worker(settings, seams, Role.GENERATOR, rank, world, instance)
+        self.planner = Planner(seams.catalog, self.worker.group)
+        self._stager = Stager(settings, seams, self.worker, self.planner, coordinate, 2 if settings.engine.keep_previous else 1)
+        self._live: LiveParameters | None = None
+        self._pool = ThreadPoolExecutor(1, "refit-stage")
+        self._lock = threading.RLock()
+        self._job: Future[None] | None = None
+        self._cancelled = threading.Event()
+        self._wanted = 0
+        self._order = (0, 0)
+        self._prepared_until = 0.0
+        self._phase = RankPhase.IDLE
+        self._timings: tuple[Timing, ...] = ()
+        self._error: RefitError | None = None
+
+    def bind(self, target: WeightTarget) -> None:
+        """Registers with the needs of the live parameters; allocates the arena. Raises SpecError, EngineMismatch and what the catalog answers."""
+        assert self._live is None, "bind once"
+        needs = target.needs()
+        if needs.id != self._coordinate:
+            raise EngineMismatch(f"the target is coordinate {needs.id!r}, the rank {self._coordinate!r}: bind the one that belongs to it")
+        _refuse_unbuilt(self._settings.engine)
+        self._live = LiveParameters(self._settings, self._seams, self.worker, self.planner, self._coordinate, self._stager, target)
+        wire = {(need.tensor, need.box): box_elements(need.box) * need.parameter.dtype.bytes for need in needs.needs}
+        self._stager.arena.reserve(int(sum(wire.values()) * (1 + SPARE)))
+        layout = encode_needs(needs)
+        answer = self._stager.holdings.answer if self._settings.engine.relays else None
+        self.worker.join(layout, answer, self._changed, arena_bytes=self._stager.arena.bytes, coordinate=self._coordinate)
+        self.planner.own(self.worker.layout, layout)
+
+    @property
+    def live(self) -> LiveParameters:
+        assert self._live is not None, "bind first"
+        return self._live
+
+    def start(self, order: StageOrder) -> None:
+        """Begins a stage, or takes up what is there; a stage of another version is superseded."""
+        with self._lock, self._noted():
+            self._obey(order.catalog_epoch, order.seq)
+            if self._phase is RankPhase.COMMITTING:
+                raise EngineBusy(f"version {self._wanted} is being installed", retry_after=1.0, seen=self._wanted)
+            if self._wanted == order.number and self._job is not None and not self._job.done():
+                return
+            self._stop()
+            if self.live.serves(order.number):
+                return
+            self._wanted, self._error, self._phase = order.number, None, RankPhase.STAGING
+            self._cancelled = cancelled = threading.Event()
+            self._job = self._pool.submit(self._stage, order, cancelled)
+        self._changed()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the present stage or check ended."""
+        job = self._job
+        if job is not None:
+            futures.wait([job], timeout)
+
+    def _stage(self, order: StageOrder, cancelled: threading.Event) -> None:
+        failed: Exception | None = None
+        try:
+            served = self.live.served
+            self.live.copy_list(self._stager.stage(order, served.number if served is not None else 0, cancelled.is_set))
+        except RefitError as error:
+            failed = error
+            log.warning("stage failed", version=order.number, error=error.message, facts=error.facts)
+        except Exception as error:
+            failed = error
+            log.exception("stage failed by a bug", version=order.number)
+        with self._lock:
+            if cancelled.is_set():
+                return
+            if failed is None:
+                self._phase = RankPhase.STAGED
+            else:
+                self._error = failed if isinstance(failed, RefitError) else RefitError(f"a bug of Refit: {failed!r}")
+                self._rest()
+        if self._error is not None and self._error.retry_after is None:  # else what is verified stays for the next try
+            self._guarded(self.live.gather_back)
+        self._changed()
+
+    def _rest(self) -> None:
+        """Back to what is true without the stage."""
+        self._wanted = 0
+        self._phase = RankPhase.FENCED if self.live.torn else RankPhase.SERVING if self.live.served is not None else RankPhase.IDLE
+
+    def _obey(self, epoch: int, seq: int) -> None:
+        if (epoch, seq) < self._order:
+            raise StaleOrder(f"order {epoch}.{seq} is older than {self._order[0]}.{self._order[1]}, which this rank follows", seen=f"{epoch}.{seq}")
+        self._order = (epoch, seq)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """What goes wrong is in the next report."""
+        try:
+            yield
+        except RefitError as error:
+            self._error = error
+            log.warning("order not carried out", worker=self.worker.ref, error=error.message, facts=error.facts)
+
+    def _stop(self) -> None:
+        """The present job ends soon; the next one waits for it, since there is one thread."""
+        self._cancelled.set()
+        if self._phase in (RankPhase.STAGING, RankPhase.STAGED, RankPhase.PREPARED):
+            self._rest()
+
+    def prepare(self, order: CommitOrder) -> RankReport:
+        """Says what it would install; keeps it until the order's deadline."""
+        with self._lock, self._noted():
+            self._obey(order.catalog_epoch, order.seq)
+            if not self.live.serves(order.number):
+                if self._stager.holdings.whole(order.number) is None or self._phase is RankPhase.STAGING:
+                    raise StaleOrder(f"version {order.number} is not staged here: this rank is {self._phase.value}", seen=self._wanted, expected=order.number)
+                self._wanted, self._error = order.number, None
+                self._prepared_until = self._seams.clock.monotonic() + order.deadline_seconds
+                self._phase = RankPhase.PREPARED
+        return self.report()
+
+    def install(self, order: CommitOrder) -> RankReport:
+        """Copies a whole held version into the live parameters; the engine is paused and idle. Also the second try, and the way back."""
+        with self._noted():
+            holding = self._begin(order)
+            if holding is not None:
+                self._install(holding)
+        self._changed()
+        return self.report()
+
+    def _begin(self, order: CommitOrder) -> Holding | None:
+        """Nothing else runs from here on; None: it serves the version already."""
+        with self._lock:
+            self._obey(order.catalog_epoch, order.seq)
+            if self.live.serves(order.number):
+                return None
+            holding = self._stager.holdings.whole(order.number)
+            if holding is None:
+                raise MixedRanks(f"version {order.number} is not held here, so it cannot be installed", seen=self._phase.value, expected=order.number)
+            self._cancelled.set()
+            self._wanted, self._phase, self._error = order.number, RankPhase.COMMITTING, None
+        self.wait(self._settings.engine.pause_timeout_seconds)
+        return holding
+
+    def _install(self, holding: Holding) -> None:
+        watch = Stopwatch(self._seams.clock)
+        try:
+            unchecked = self.live.install(holding, watch)
+        except RefitError:
+            with self._lock:
+                self._rest()
+            raise
+        with self._lock:
+            self._timings = (*self._stager.progress.watch.timings, *watch.timings)
+            self._rest()
+            if unchecked:
+                self._cancelled = cancelled = threading.Event()
+                self._job = self._pool.submit(self._guarded, lambda: self.live.check(holding, cancelled.is_set))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Work on the live parameters beside the orders: damage that it finds fences."""
+        try:
+            work()
+        except RefitError as error:
+            with self._lock:
+                self._error = error
+                self._rest()
+            log.warning("live parameters were not what they should be, or could not be read", error=error.message, facts=error.facts)
+        self._changed()
+
+    def discard(self) -> None:
+        """Ends a stage, puts a prepared rank back, gives up what is staged and is a holder of the served version again."""
+        with self._lock:
+            self._stop()
+            self._job = self._pool.submit(self._guarded, self._give_up)
+        self._changed()
+
+    def _give_up(self) -> None:
+        deadline = self._seams.clock.monotonic() + self._drain_seconds()
+        for holding in self._stager.holdings.all():
+            if not self.live.serves(holding.number):
+                self._stager.free(holding.part, deadline)
+        self.live.gather_back()
+
+    def release(self, number: int) -> None:
+        """Closes a holding and waits until nobody reads it, at most drainSeconds + leaseSeconds. Raises PeerUnavailable."""
+        deadline = self._seams.clock.monotonic() + self._drain_seconds()
+        for holding in self._stager.holdings.all():
+            if holding.number == number:
+                self._stager.free(holding.part, deadline)
+
+    def fence(self, reason: str) -> None:
+        with self._lock:
+            self._stop()
+            self.live.forget()
+            self._phase, self._error = RankPhase.FENCED, self._error or MixedRanks(reason)
+        self._changed()
+
+    def _drain_seconds(self) -> float:
+        return self._settings.versions.drain_seconds + self.worker.registered.lease_seconds
+
+    def held(self) -> tuple[int, ...]:
+        """Versions that are whole here, oldest first."""
+        return tuple(sorted(holding.number for holding in self._stager.holdings.all() if holding.complete))
+
+    def staged(self, number: int) -> Staged:
+        """Raises what the stage met."""
+        holding = self._stager.holdings.whole(number)
+        if holding is None:
+            raise self._error or StaleOrder(f"version {number} is not staged here", seen=self._wanted, expected=number)
+        return Staged(number, holding.plan_key, holding.root)
+
+    def report(self) -> RankReport:
+        with self._lock:
+            progress, served = self._stager.progress, self.live.served
+            held = self._stager.holdings.all()
+            whole = [holding for holding in held if holding.complete and not holding.closed]
+            arena = next((holding for holding in whole if holding.number == self._wanted), whole[0] if whole else None)
+            staging = progress.number if self._phase is RankPhase.STAGING else 0
+            here = next((holding for holding in held if holding.number == progress.number), None)
+            key = progress.plan_key if staging else arena.plan_key if arena is not None else served.plan_key if served is not None else ""
+            return RankReport(
+                worker=self.worker.ref,
+                coordinate=self._coordinate,
+                phase=self._phase,
+                serving=served.number if served is not None else 0,
+                serving_root=served.root if served is not None else b"",
+                arena=arena.number if arena is not None else 0,
+                arena_complete=arena is not None,
+                arena_root=arena.root if arena is not None else b"",
+                plan_key=key,
+                staging=staging,
+                verified=here.verified_bytes if here is not None else 0,
+                bytes=progress.bytes,
+                read_from_trainers=progress.read_from[Role.TRAINER],
+                read_from_relays=progress.read_from[Role.GENERATOR],
+                timings=self._timings if self._phase is RankPhase.SERVING else tuple(progress.watch.timings),
+                error=detail_of(self._error) if self._error is not None else None,
+            )
+
+    def close(self) -> None:
+        """Ends the stage, gives up leases and holdings, deregisters. What is served stays in the live parameters."""
+        with self._lock:
+            self._cancelled.set()
+        self._pool.shutdown(wait=True)
+        self.worker.leave()
+        self._stager.close()
+        self._seams.transport.close()
+
+
+def _refuse_unbuilt(engine: Engine) -> None:
+    asked = [name for name, unbuilt in {"commit: Remap": engine.commit == "Remap", "staging: Windowed": engine.staging == "Windowed"}.items() if unbuilt]
+    if asked:
+        raise EngineMismatch(f"spec.generators.engine: {', '.join(asked)} is not carried out by this release; use the defaults", seen=", ".join(asked))

@@ -1,0 +1,203 @@
+"""What a trainer rank does: publish its shards as a version, serve them, give them up.
+
+    bind -> publish(step): number from the catalog -> free an arena part -> snapshot | then beside the training: digests, open, seal
+
+- All ranks call `publish` with the same step; the key `runId:step` gives all of them one number without a collective.
+- Training is stopped for the snapshot only. What fails after it fails the version, is logged, and never stops training.
+- The manifest of a version is served before its shard is advertised (O4); memory is reused after its holder was closed and drained (O9).
+- While the catalog is away `publish` raises CatalogUnavailable(retry_after): nothing hangs.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import structlog
+from refit_api.errors import CatalogUnavailable, PeerUnavailable, RefitError, SpecError, VersionRetired
+from refit_api.tensors import box_elements
+from refit_api.wire import CreateVersion, EndVersion, OpenShard, Role, SealShard, Version
+
+from refit_runtime.arena import SPARE, Arena, Holding, Holdings
+from refit_runtime.digest import Digests, run_root
+from refit_runtime.patience import Patience
+from refit_runtime.plan.key import canonical_order, encode_shards
+from refit_runtime.planner import Planned, Planner
+from refit_runtime.ports import Seams, WeightSource
+from refit_runtime.settings import RuntimeSettings
+from refit_runtime.snapshot import Snapshot
+from refit_runtime.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+PLAN_TRIES = 4  # the class set may change while we plan
+CALL_MARGIN = 5.0
+
+
+class TrainerClient:
+    """Construct it before the process group (O1), bind it once the model exists (O2). `run_id`: of all ranks alike, another after each restart."""
+
+    def __init__(self, settings: RuntimeSettings, rank: int, world: int, seams: Seams, run_id: str | None = None) -> None:
+        self._run_id = run_id if run_id is not None else settings.run.id
+        if not self._run_id:
+            raise SpecError("the trainer has no run id: pass run_id, set REFIT_RUN_ID, or start it with torchrun; it must change with each restart")
+        if settings.trainer.snapshot == "InPlace":
+            raise SpecError("spec.trainer.snapshot: InPlace is not carried out by this release; use Device or Host", seen="InPlace")
+        self._settings, self._seams, self._rank = settings, seams, rank
+        self.worker = Worker(settings, seams, Role.TRAINER, rank, world)
+        self.planner = Planner(seams.catalog, self.worker.group)
+        self.arena = Arena(seams.memory, seams.transport, settings.trainer.arenas)
+        self._holdings = Holdings(self.arena, seams.transport, lambda: self.worker.ref, settings.trainer.arenas)
+        self._patience = Patience(seams, self.worker)
+        self._planned: Planned | None = None
+        self._snapshots: dict[tuple[int, str, int], Snapshot] = {}
+        self._source: WeightSource | None = None
+        self._order: tuple[int, ...] = ()
+        self._pool = ThreadPoolExecutor(1, "refit-seal")
+        self._sealing: Future[None] | None = None
+
+    def bind(self, source: WeightSource) -> None:
+        """Registers with the layout of the live weights; allocates the arena."""
+        assert self._source is None, "bind once"
+        shards = source.shards()
+        self._source, self._order = source, canonical_order(shards)
+        self.arena.reserve(int(sum(box_elements(shard.box) * shard.tensor.dtype.bytes for shard in shards.shards) * (1 + SPARE)))
+        layout = encode_shards(shards)
+        self.worker.join(layout, self._holdings.answer, self._repeat, arena_bytes=self.arena.bytes, run_id=self._run_id)
+        self.planner.own(self.worker.layout, layout)
+
+    def publish(self, step: int, select: object | None = None) -> Version | None:
+        """The version that holds the present weights, or None if `onBusy: Skip` skipped it. Raises PeerError (NoClass, CatalogUnavailable), PlanError."""
+        if select is not None:
+            raise SpecError("subsets are not published by this release: leave select out", seen=select)
+        if self._sealing is not None:
+            self._sealing.exception()  # its failure was logged, and failed its version
+        version = self._create(step)
+        if version is None:
+            return None
+        try:
+            holding = self._snapshot(version)
+        except RefitError as error:
+            self._abort(version.number, error)
+            raise
+        self._sealing = self._pool.submit(self._seal, version, holding)
+        return version
+
+    def _create(self, step: int) -> Version | None:
+        clock = self._seams.clock
+        deadline = clock.monotonic() + self._settings.versions.publish_deadline_seconds + CALL_MARGIN
+        for _ in range(PLAN_TRIES):
+            key, slots = (self._planned.key, self._planned.plan.slots) if self._planned is not None else ("", ())
+            ask = CreateVersion(self.worker.group, self.worker.ref, f"{self._run_id}:{step}", self._run_id, step, key, slots)
+            try:
+                created = self._seams.catalog.create_version(ask, max(1.0, deadline - clock.monotonic()))
+            except CatalogUnavailable:
+                self.worker.poke()
+                raise
+            if created.version is not None or created.skipped:
+                return created.version
+            self._planned = self.planner.planned(created.plan_key)
+        raise PeerUnavailable(f"step {step}: the layouts of the group changed {PLAN_TRIES} times while this rank planned", retry_after=5.0)
+
+    def _snapshot(self, version: Version) -> Holding:
+        planned, source = self._planned, self._source
+        assert planned is not None, "a version is created with a plan"
+        assert source is not None, "bind before publish"
+        deadline = self._seams.clock.monotonic() + self._settings.versions.drain_seconds + self.worker.registered.lease_seconds
+        mine = planned.plan.source(self._rank) if self._stale(planned) else None
+        if mine is not None and mine.arena_bytes > self.arena.part_bytes:
+            for held in self._holdings.all():
+                self._free(held, deadline)
+            self.arena.reserve(mine.arena_bytes)
+        if all(part is not None for part in self._holdings.parts):
+            self._free(min(self._holdings.all(), key=lambda held: held.number), deadline)
+        part = self._holdings.parts.index(None)
+        key = (self.arena.allocations, planned.key, part)
+        if key not in self._snapshots:
+            mine = mine if mine is not None else planned.plan.source(self._rank)
+            self._snapshots = {old: kept for old, kept in self._snapshots.items() if old[:2] == key[:2]}
+            self._snapshots[key] = Snapshot(mine, self._order, source, self.arena.part(part), self._seams.memory)
+        snapshot = self._snapshots[key]
+        snapshot.take()
+        runs = tuple(planned.plan.runs[run] for run in snapshot.offsets)
+        holding = Holding(version.number, planned.key, part, runs, dict(snapshot.offsets), verified={run.index: 0 for run in runs})
+        self._holdings.parts[part] = holding
+        return holding
+
+    def _stale(self, planned: Planned) -> bool:
+        return not any(key[:2] == (self.arena.allocations, planned.key) for key in self._snapshots)
+
+    def _free(self, holding: Holding, deadline: float) -> None:
+        self._patience.drained(holding, deadline)
+        self._holdings.parts[holding.part] = None
+
+    def _seal(self, version: Version, holding: Holding) -> None:
+        """Beside the training: shards are offered, digested, sealed."""
+        try:
+            deadline = self._seams.clock.monotonic() + self._settings.versions.publish_deadline_seconds
+            self._patience.until(deadline, lambda: self._open(holding))
+            digests = Digests(self.worker.registered.group_uid, version.number)
+            data = self.arena.part(holding.part)
+            for run in holding.runs:
+                start = holding.offsets[run.index]
+                holding.digests[run.index] = self._seams.memory.digests(data[start : start + run.bytes], digests)
+                holding.verified[run.index] = run.bytes
+            self._patience.until(deadline, lambda: self._seal_all(holding))
+        except RefitError as error:
+            log.warning("publish failed", version=version.number, step=version.step, error=error.message, facts=error.facts)
+            self._abort(version.number, error)
+
+    def _slots(self, holding: Holding) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for run in holding.runs:
+            found.setdefault(run.slot, []).append(run.index)
+        return found
+
+    def _open(self, holding: Holding) -> None:
+        sizes = {run.index: run.bytes for run in holding.runs}
+        for slot, runs in self._slots(holding).items():
+            self._seams.catalog.open_shard(OpenShard(self.worker.group, self.worker.ref, holding.number, slot, sum(sizes[run] for run in runs)))
+
+    def _seal_all(self, holding: Holding) -> None:
+        sizes = {run.index: run.bytes for run in holding.runs}
+        for slot, runs in self._slots(holding).items():
+            roots = {run: run_root(holding.digests[run]) for run in runs}
+            size = sum(sizes[run] for run in runs)
+            self._seams.catalog.seal_shard(SealShard(self.worker.group, self.worker.ref, holding.number, slot, size, holding.plan_key, roots))
+
+    def _repeat(self) -> None:
+        """To a catalog that lost its memory: everything that is held and not closed."""
+        for holding in self._holdings.all():
+            if holding.closed or not holding.complete:
+                continue
+            try:
+                self._open(holding)
+                self._seal_all(holding)
+            except VersionRetired:
+                holding.closed = True
+
+    def _abort(self, number: int, cause: RefitError) -> None:
+        try:
+            self._seams.catalog.abort_version(EndVersion(self.worker.group, number, f"rank {self._rank}: {cause.message}"))
+        except RefitError as error:
+            log.info("the version ends at its deadline", version=number, error=error.message)
+
+    def release(self, version: int, timeout: float) -> None:
+        """Closes a version and waits until nobody reads it. Raises PeerUnavailable with the readers that are left."""
+        if self._sealing is not None:
+            self._sealing.exception(timeout)
+        deadline = self._seams.clock.monotonic() + timeout
+        for holding in self._holdings.all():
+            if holding.number == version:
+                self._free(holding, deadline)
+
+    def close(self) -> None:
+        """Ends what is being sealed, waits drainSeconds for readers, deregisters."""
+        self._pool.shutdown(wait=True)
+        deadline = self._seams.clock.monotonic() + self._settings.versions.drain_seconds
+        for holding in self._holdings.all():
+            try:
+                self._free(holding, deadline)
+            except RefitError as error:  # noqa: PERF203  each version is given up by itself
+                log.warning("left while the version was still read", version=holding.number, error=error.message)
+        self.worker.leave()
+        self._seams.transport.close()
