@@ -45,7 +45,8 @@ async def ensure(secrets: Secrets, namespace: str, name: str, now: dt.datetime) 
 
 def read(secret: Manifest) -> Authority:
     """Raises SpecError that names the Secret, never what is in it."""
-    fault = f"Secret {secret['metadata']['namespace']}/{secret['metadata']['name']} holds no CA in {_CERTIFICATES} with its {_KEY}: delete it, a new one is made"
+    place = f"{secret['metadata']['namespace']}/{secret['metadata']['name']}"
+    fault = f"Secret {place} holds no CA in {_CERTIFICATES} with its {_KEY}: delete it, and a new one is made"
     try:
         data = {field: base64.b64decode(secret["data"][field]) for field in (_CERTIFICATES, _KEY)}
         first = x509.load_pem_x509_certificates(data[_CERTIFICATES])[0]

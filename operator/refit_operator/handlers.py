@@ -1,7 +1,7 @@
-"""kopf: indices and `on.event` only, all coroutines (kopf runs plain functions in threads). A handler puts the owning group's key into the queue; nothing that can fail lives here.
+"""kopf: indices and `on.event` only. A handler puts the owning group's key into the queue; nothing that can fail lives here.
 
-kopf keeps the watches and fills the indices before any handler runs; it writes nothing: no finalizer, no annotation, no event.
-Wired objects reach handlers through the memo, set once before start; indices reach `Watch` in `on.startup`.
+All are coroutines: kopf runs plain functions in threads. kopf keeps the watches and fills the indices before any handler runs; it writes nothing:
+no finalizer, no annotation, no event. Wired objects come with the registry, once before start; indices reach `Watch` in `on.startup`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ class Watch:
     def see(self, key: GroupRef) -> Seen:
         group, manifest = next(iter(self._groups.get(key, ())), (None, None))
         return Seen(group, manifest, tuple(self._pods.get(key, ())), tuple(self._children.get(key, ())), tuple(self._records.get(key, ())))
-
-    def keys(self) -> frozenset[GroupRef]:
-        return frozenset(self._groups)
 
     def role(self, key: GroupRef, pod_name: str, pod_uid: str) -> Role | None:
         return next((pod.role for pod in self._pods.get(key, ()) if pod.name == pod_name and pod.uid == pod_uid and not pod.ended), None)
@@ -147,9 +144,7 @@ def _children(made: kopf.OperatorRegistry, wiring: Wiring) -> None:
         _event(made, wiring, resource, _labelled, plural, labels=_OURS)
 
 
-def _event(
-    made: kopf.OperatorRegistry, wiring: Wiring, resource: Iterable[str], key: Callable[[kopf.Body], GroupRef], plural: str, labels: Any = None
-) -> None:
+def _event(made: kopf.OperatorRegistry, wiring: Wiring, resource: Iterable[str], key: Callable[[kopf.Body], GroupRef], plural: str, labels: Any = None) -> None:
     async def happened(body: kopf.Body, **_: Any) -> None:
         telemetry.WATCH_SEEN.labels(plural).set_to_current_time()
         wiring.put(key(body))

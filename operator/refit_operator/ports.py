@@ -40,7 +40,6 @@ class Watched(Protocol):
     """The watch's memory: never asks the API server."""
 
     def see(self, key: GroupRef) -> Seen: ...
-    def keys(self) -> frozenset[GroupRef]: ...
 
 
 class PodIndex(Protocol):

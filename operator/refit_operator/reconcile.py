@@ -116,12 +116,10 @@ class Reconciler:
         """Returns the seconds after which a held back write may go out; 0 when it is done."""
         space, now = key.namespace, self.clock.time()
         match action:
-            case actions.Apply(manifest):
-                await self._apply(seen, manifest, now)
             case actions.WriteStatus():
                 return await self._write(key, action, now)
-            case actions.Assign():
-                await self.catalog.assign(key, action.pod_uid, action.instance, action.target, action.order, action.sources, action.deadline_seconds)
+            case actions.Apply(manifest):
+                await self._apply(seen, manifest, now)
             case actions.MarkPod(name, uid, synced, message):
                 await self.cluster.mark_pod(space, name, uid, synced, message, now)
             case actions.CreateRecord(manifest):
@@ -131,6 +129,17 @@ class Reconciler:
                 self.statuses.forget(uid)
             case actions.Delete(kind, name, uid):
                 await self.cluster.delete(kind, space, name, uid)
+            case actions.Announce():
+                await self._announce(space, action, now)
+            case _:
+                await self._tell(key, action)
+        return 0.0
+
+    async def _tell(self, key: GroupRef, action: actions.Action) -> None:
+        """What the catalog is told."""
+        match action:
+            case actions.Assign():
+                await self.catalog.assign(key, action.pod_uid, action.instance, action.target, action.order, action.sources, action.deadline_seconds)
             case actions.Confirm(epoch, ceiling, records):
                 await self.catalog.confirm(key, epoch, ceiling, records)
             case actions.Protect(numbers, current):
@@ -141,9 +150,8 @@ class Reconciler:
                 await self.catalog.abort(key, number, reason)
             case actions.RemoveVersion(number):
                 await self.catalog.remove(key, number)
-            case actions.Announce():
-                await self._announce(space, action, now)
-        return 0.0
+            case _:
+                raise AssertionError(f"nobody carries out {action}")
 
     async def _apply(self, seen: Seen, manifest: Mapping[str, object], now: float) -> None:
         metadata = manifest["metadata"]

@@ -29,7 +29,7 @@ PRESTOP_PATH = "/refit/prestop"
 _GRACE_SPARE_SECONDS = 15  # after the drain: the engine's own shutdown
 _TOKEN_SECONDS = 600  # the shortest that the API server grants
 _VOLUME_SETTINGS = "refit-settings"
-_VOLUME_TOKEN = "refit-token"  # noqa: S105 (the name of a volume)
+_VOLUME_TOKEN = "refit-token"
 
 
 def generator_name(group: str) -> str:
@@ -209,8 +209,9 @@ def _http_port(container: Mapping[str, Any]) -> int | str | None:
     """Where the readiness probe asks, else the port named `http`, else the first."""
     probe = container.get("readinessProbe")
     probed = probe.get("httpGet") if isinstance(probe, dict) else None
-    if isinstance(probed, dict) and isinstance(probed.get("port"), int | str):
-        return probed["port"]
+    port = probed.get("port") if isinstance(probed, dict) else None
+    if isinstance(port, int | str):
+        return port
     ports = [p for p in _items(container, "ports") if isinstance(p.get("containerPort"), int)]
     named = [p for p in ports if p.get("name") == "http"]
     return next((int(p["containerPort"]) for p in (*named, *ports)), None)

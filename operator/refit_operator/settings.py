@@ -25,8 +25,8 @@ class OperatorSettings(BaseSettings):
     namespaces: tuple[str, ...] = ()
     namespace: str = Field(default="refit-system", validation_alias="POD_NAMESPACE")
     service: str = "refit-catalog"
-    ca_secret: str = "refit-catalog-ca"  # noqa: S105 (the name of a Secret)
-    catalog_host: str = "0.0.0.0"  # noqa: S104 (pods of every node call)
+    ca_secret: str = "refit-catalog-ca"
+    catalog_host: str = "0.0.0.0"
     catalog_port: Port = names.CATALOG_PORT
     metrics_port: Port = names.METRICS_PORT
     health_port: Port = 8080

@@ -30,7 +30,11 @@ STATES = ("ready", "staged", "atTarget", "lagging", "failed", "fenced")
 
 def configure(level: str) -> None:
     """JSON lines on stderr, from structlog and from libraries alike."""
-    shared = [structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -109,7 +110,7 @@ async def _watching(settings: OperatorSettings, registry: kopf.OperatorRegistry,
 
 def _catalog_changed(queue: WorkQueue, watch: handlers.Watch, key: GroupRef) -> None:
     """Somebody may be waiting for an answer: sooner than after a burst of events, and only once the watch knows the group."""
-    if key in watch.keys():
+    if watch.see(key).group is not None:
         queue.put(key, 0.02)
 
 
@@ -122,21 +123,18 @@ async def _alive(queue: WorkQueue, **_: object) -> float:
 
 async def _renewal(clock: Clock, when: dt.datetime, flags: Flags) -> None:
     """The server's certificate lives in this process: at two thirds of its life the operator starts anew, which takes seconds."""
-    while _moment(clock) < when:
-        await asyncio.sleep(3600.0)
+    await asyncio.sleep(max(0.0, when.timestamp() - clock.time()))
     log.info("the certificate is old: starting anew")
     flags.stop.set()
     await asyncio.Event().wait()
 
 
 async def _authority(settings: OperatorSettings, cluster: KubeCluster, clock: Clock) -> Authority:
-    """At start the API server may not answer yet, and another replica may be writing."""
+    """At start the API server may not answer yet, and another replica may be writing; in the end the failure is the process's."""
     for _ in range(_CA_ATTEMPTS):
-        try:
+        with suppress(PeerError):
             return await authority.ensure(cluster, settings.namespace, settings.ca_secret, _moment(clock))
-        except PeerError as error:
-            log.warning("the CA cannot be read or written yet", error=error.message)
-            await asyncio.sleep(error.retry_after or 1.0)
+        await asyncio.sleep(1.0)
     return await authority.ensure(cluster, settings.namespace, settings.ca_secret, _moment(clock))
 
 

@@ -126,7 +126,7 @@ class WorkQueue:
     def _failed(self, key: GroupRef, entry: _Entry, error: Exception) -> float:
         entry.failures += 1
         telemetry.RECONCILE_ERRORS.labels(type(error).__name__).inc()
-        wait = min(self.pace.backoff * 2 ** (entry.failures - 1), self.pace.backoff_limit) * self.random.uniform(0.8, 1.2)
+        wait: float = min(self.pace.backoff * 2 ** (entry.failures - 1), self.pace.backoff_limit) * self.random.uniform(0.8, 1.2)
         if isinstance(error, RefitError):
             wait = max(wait, error.retry_after or 0.0)
             log.warning("pass failed", group=f"{key.namespace}/{key.name}", error=type(error).__name__, message=error.message, retry_in=round(wait, 2))

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-
 from refit_operator import kube, wiring
 from refit_operator.settings import OperatorSettings
+
 from tests.operator.stage import Stage
 
 if TYPE_CHECKING:

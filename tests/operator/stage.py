@@ -63,7 +63,7 @@ class Stage:
         raise AssertionError(f"{plural} {name} never became so; it is {body}")
 
 
-def condition(body: Body, type: str) -> tuple[str, str]:
+def condition(body: Body, kind: str) -> tuple[str, str]:
     """Status and reason."""
-    found = next((c for c in body.get("status", {}).get("conditions", ()) if c["type"] == type), {})
+    found = next((c for c in body.get("status", {}).get("conditions", ()) if c["type"] == kind), {})
     return found.get("status", ""), found.get("reason", "")

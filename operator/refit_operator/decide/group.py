@@ -270,5 +270,6 @@ def _announce(group: Group, found: Sequence[Finding]) -> list[Action]:
     for finding in found:
         good = "True" if finding.type in (Condition.READY, Condition.TEMPLATE_VALID) else "False"
         lost = finding.type is not Condition.READY or before.get(finding.type) == "True"
-        actions.append(Announce(KIND, group.name, group.uid, finding.status != good and lost, finding.reason, f"{finding.type}={finding.status}. {finding.message}".strip()))
+        note = f"{finding.type}={finding.status}. {finding.message}".strip()
+        actions.append(Announce(KIND, group.name, group.uid, finding.status != good and lost, finding.reason, note))
     return actions

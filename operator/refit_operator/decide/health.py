@@ -138,7 +138,8 @@ def _waiting(situation: Situation) -> tuple[str, str]:
     if not any(m.generator and m.generator.whole for m in situation.fleet):
         return Reason.WAITING_FOR_GENERATORS, "no generator has registered all of its ranks: look at the log of a generator pod"
     if situation.versions.target == 0 and len(facts.trainers) < max(1, facts.world):
-        return Reason.WAITING_FOR_TRAINERS, f"{len(facts.trainers)} of {facts.world or 'unknown'} trainer ranks have registered: look at the log of a trainer pod"
+        there = f"{len(facts.trainers)} of {facts.world or 'unknown'} trainer ranks have registered"
+        return Reason.WAITING_FOR_TRAINERS, f"{there}: look at the log of a trainer pod"
     if situation.versions.target == 0:
         paused = spec.rollout.paused and spec.rollout.policy == "Latest"
         return (Reason.PAUSED, "rollout.paused is true") if paused else (Reason.WAITING_FOR_PUBLISH, "no version is Ready: the trainer must publish one")
@@ -209,8 +210,8 @@ def _current(situation: Situation) -> Finding:
     failed = [m for m in fleet if m.failed_at(target)]
     if failed:
         return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.GENERATORS_FAILED, _told(failed))
-    at = sum(m.serving == target for m in fleet)
-    return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.ROLLING_OUT, f"{at} of {max(len(fleet), situation.spec.generators.replicas)} generators serve version {target}")
+    at, wanted = sum(m.serving == target for m in fleet), max(len(fleet), situation.spec.generators.replicas)
+    return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.ROLLING_OUT, f"{at} of {wanted} generators serve version {target}")
 
 
 def _suspended(situation: Situation) -> Finding:

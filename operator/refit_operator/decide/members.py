@@ -45,7 +45,8 @@ class Member:
     def committing(self) -> bool:
         """Inside a commit, or about to be: its order is out and it does not serve the version yet."""
         assignment = self.generator.assignment if self.generator else None
-        return assignment is not None and assignment.order is Order.COMMIT and self.serving != assignment.target and self.staged == assignment.target and not self.failed
+        ordered = assignment is not None and assignment.order is Order.COMMIT
+        return ordered and self.staged == self.ordered != self.serving and not self.failed
 
     @property
     def failed(self) -> bool:

@@ -150,9 +150,7 @@ def _parent(member: Member) -> str:
     return TRAINERS
 
 
-def _stages(
-    spec: RefitGroupSpec, going: Sequence[Member], edges: Mapping[str, Edge], target: int, memory: Memory, now: float
-) -> list[Assign]:
+def _stages(spec: RefitGroupSpec, going: Sequence[Member], edges: Mapping[str, Edge], target: int, memory: Memory, now: float) -> list[Assign]:
     by_id = {member.id: member for member in going}
     orders: list[Assign] = []
     for member in going:
@@ -170,9 +168,9 @@ def _stages(
     return orders
 
 
-def _offering(parent: Member | None, id: str, target: int) -> bool:
+def _offering(parent: Member | None, name: str, target: int) -> bool:
     """A child is sent when its parent can be leased: trainers always, peers as soon as they opened their holder."""
-    return id == TRAINERS or (parent is not None and parent.generator is not None and target in parent.generator.offers)
+    return name == TRAINERS or (parent is not None and parent.generator is not None and target in parent.generator.offers)
 
 
 def _sources(member: Member, edge: Edge, by_id: Mapping[str, Member], target: int) -> tuple[CoordinateSources, ...]:
@@ -181,7 +179,7 @@ def _sources(member: Member, edge: Edge, by_id: Mapping[str, Member], target: in
         return ()
     made = []
     for rank in sorted(member.generator.ranks, key=lambda r: r.worker.rank):
-        relays = tuple(source for id in (edge.parent, *edge.alternates) for source in _relay(by_id.get(id), rank.coordinate, target))
+        relays = tuple(source for name in (edge.parent, *edge.alternates) for source in _relay(by_id.get(name), rank.coordinate, target))
         made.append(CoordinateSources(rank.coordinate, relays))
     return tuple(made)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from heapq import heappop, heappush
 
 from refit_operator.fanout.shape import Shape, Topology
 
@@ -52,80 +53,117 @@ class Edge:
 def assign(nodes: Iterable[Node], offered: bool, shape: Shape, previous: Mapping[str, str]) -> dict[str, Edge]:
     """An edge for each node that is not complete and finds a source. `offered`: the trainers hold the version. `previous`: parents until now."""
     tree = _Tree({node.id: node for node in sorted(nodes, key=lambda n: n.id)}, offered, shape)
+    tree.plant()
     tree.keep(previous)
     waiting = [n for n in tree.nodes.values() if n.stage is not Stage.COMPLETE and n.id not in tree.parents]
     for node in sorted(waiting, key=lambda n: (n.leaf, n.stage, n.domain, n.id)):
         tree.place(node)
-    return {id: Edge(parent, tree.depth(id), tree.alternates(id)) for id, parent in sorted(tree.parents.items())}
+    return tree.edges()
 
 
 @dataclass(slots=True)
 class _Tree:
+    """Sources with room wait in heaps, one for each domain and one for all; an entry counts while its load is still true. So a fleet costs N log N."""
+
     nodes: Mapping[str, Node]
     offered: bool
     shape: Shape
     parents: dict[str, str] = field(default_factory=dict)
-    load: dict[str, int] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, int] = field(default_factory=dict)
+    heaps: dict[str | None, list[tuple[int, int, str]]] = field(default_factory=dict)
+
+    def plant(self) -> None:
+        """Complete holders are the roots."""
+        for node in self.nodes.values():
+            if node.stage is Stage.COMPLETE:
+                self._grow(node, 0)
 
     def keep(self, previous: Mapping[str, str]) -> None:
         """Takes over the edges of readers under way, from the sources downwards, so that none hangs on a parent that lost its own.
 
         Who reads from the trainers keeps doing so even if they take no new readers: its lease lasts.
         """
-        open_edges = {id: previous[id] for id, node in self.nodes.items() if node.stage is Stage.READING and id in previous}
-        for id in [id for id, parent in open_edges.items() if parent == TRAINERS]:
-            self._link(id, open_edges.pop(id))
-        grown = True
-        while grown:
-            kept = [id for id, parent in open_edges.items() if self._rooted(parent)]
-            grown = bool(kept)
-            for id in kept:
-                parent = open_edges.pop(id)
-                if self._has_room(parent):
-                    self._link(id, parent)
+        readers: dict[str, list[str]] = {}
+        for name, node in self.nodes.items():
+            if node.stage is Stage.READING and name in previous:
+                readers.setdefault(previous[name], []).append(name)
+        row = [TRAINERS, *self.depths]
+        while row:
+            parent = row.pop(0)
+            for name in readers.pop(parent, ()):
+                if parent == TRAINERS or self._has_room(parent):
+                    self._link(name, parent)
+                    row.append(name)
 
     def place(self, node: Node) -> None:
-        peers = [n for n in self.nodes.values() if n.id != node.id and self._rooted(n.id) and self._has_room(n.id)]
-        best = min(peers, key=lambda n: (n.domain != node.domain, self.depth(n.id), self.load.get(n.id, 0), n.id), default=None)
-        if self._has_room(TRAINERS) and (best is None or self._trainers_first()):
+        peer = self._best(node.domain) or self._best(None)
+        if self._trainers_have_room() and (peer is None or self._trainers_first()):
             self._link(node.id, TRAINERS)
-        elif best is not None:
-            self._link(node.id, best.id)
+        elif peer is not None:
+            self._link(node.id, peer)
 
-    def depth(self, id: str) -> int:
-        hops = 0
-        while id in self.parents:
-            id = self.parents[id]
-            hops += 1
-        return hops
+    def edges(self) -> dict[str, Edge]:
+        able = [name for name in self.depths if not self.nodes[name].leaf]
+        able.sort(key=lambda name: (self.nodes[name].stage, self.loads.get(name, 0), self.depths[name], name))
+        near: dict[str, list[str]] = {}
+        for name in able:
+            near.setdefault(self.nodes[name].domain, []).append(name)
+        return {
+            name: Edge(parent, self.depths[name], self._alternates(name, (*near.get(self.nodes[name].domain, ())[:16], *able)))
+            for name, parent in sorted(self.parents.items())
+        }
 
-    def alternates(self, id: str) -> tuple[str, ...]:
-        others = [n for n in self.nodes.values() if n.id not in (id, self.parents[id]) and not n.leaf and self._rooted(n.id) and not self._above(id, n.id)]
-        others.sort(key=lambda n: (n.stage, n.domain != self.nodes[id].domain, self.load.get(n.id, 0), self.depth(n.id), n.id))
-        return tuple(n.id for n in others[:_ALTERNATES])
+    def _alternates(self, reader: str, able: Iterable[str]) -> tuple[str, ...]:
+        found: list[str] = []
+        for name in able:
+            if name not in (reader, self.parents[reader], *found) and not self._below(reader, name):
+                found.append(name)
+            if len(found) == _ALTERNATES:
+                break
+        return tuple(found)
+
+    def _best(self, domain: str | None) -> str | None:
+        heap = self.heaps.get(domain, [])
+        while heap:
+            _, load, name = heap[0]
+            if load == self.loads.get(name, 0) and self._has_room(name):
+                return name
+            heappop(heap)
+        return None
 
     def _trainers_first(self) -> bool:
         if self.shape.topology is Topology.DIRECT:
             return True
         return not any(n.stage is Stage.COMPLETE and not n.leaf for n in self.nodes.values())
 
-    def _rooted(self, id: str) -> bool:
-        return id == TRAINERS or id in self.parents or (id in self.nodes and self.nodes[id].stage is Stage.COMPLETE)
+    def _trainers_have_room(self) -> bool:
+        return self.offered and (self.shape.streams is None or self.loads.get(TRAINERS, 0) < self.shape.streams)
 
-    def _has_room(self, id: str) -> bool:
-        if id == TRAINERS:
-            return self.offered and (self.shape.streams is None or self.load.get(id, 0) < self.shape.streams)
-        node = self.nodes.get(id)
-        return node is not None and not node.leaf and (self.shape.fanout is None or self.load.get(id, 0) < self.shape.fanout)
+    def _has_room(self, name: str) -> bool:
+        node = self.nodes.get(name)
+        return node is not None and not node.leaf and (self.shape.fanout is None or self.loads.get(name, 0) < self.shape.fanout)
 
-    def _above(self, ancestor: str, id: str) -> bool:
-        """Whether `id` hangs, over any number of hops, below `ancestor`."""
-        while id in self.parents:
-            id = self.parents[id]
-            if id == ancestor:
+    def _below(self, ancestor: str, name: str) -> bool:
+        """Whether `name` hangs, over any number of hops, below `ancestor`."""
+        while name in self.parents:
+            name = self.parents[name]
+            if name == ancestor:
                 return True
         return False
 
-    def _link(self, id: str, parent: str) -> None:
-        self.parents[id] = parent
-        self.load[parent] = self.load.get(parent, 0) + 1
+    def _link(self, name: str, parent: str) -> None:
+        self.parents[name] = parent
+        self.loads[parent] = self.loads.get(parent, 0) + 1
+        if parent != TRAINERS:
+            self._offer(self.nodes[parent])
+        self._grow(self.nodes[name], self.depths.get(parent, 0) + 1)
+
+    def _grow(self, node: Node, depth: int) -> None:
+        self.depths[node.id] = depth
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        if self._has_room(node.id):
+            for domain in (node.domain, None):
+                heappush(self.heaps.setdefault(domain, []), (self.depths[node.id], self.loads.get(node.id, 0), node.id))

@@ -58,6 +58,7 @@ def streams(load: Load, rates: Rates) -> int:
 def shape(asked: str, degree: int, readers_per_source: int | None, load: Load, rates: Rates) -> Shape:
     """`asked`: fanout.topology of the spec. Ties go to the simpler shape."""
     fed = streams(load, rates)
+    fed = fed if readers_per_source is None else min(fed, readers_per_source)
     chained = readers_per_source if readers_per_source is not None else 1
     branched = readers_per_source if readers_per_source is not None else degree
     made = [
