@@ -10,7 +10,7 @@ from refit_api.errors import UnsupportedLayout
 
 from refit_runtime.adapters.megatron.attention import attention
 from refit_runtime.adapters.megatron.layout import Halves, Layout, Words
-from refit_runtime.adapters.megatron.linear import At, Leaf, derives, kind_of, linear, norm, present
+from refit_runtime.adapters.megatron.linear import At, Leaf, derives, kind_of, linear, norm
 from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.mlp import mlp
 from refit_runtime.adapters.megatron.names import Slot
@@ -27,8 +27,8 @@ def unwrapped(chunk: Any) -> Any:
     return chunk
 
 
-def leaves(chunk: Any, mesh: Mesh, vocabulary: int) -> tuple[Leaf, ...]:
-    """`vocabulary` is the checkpoint's number of words; Megatron pads it. Raises UnsupportedLayout."""
+def leaves(chunk: Any, mesh: Mesh, vocabulary: int, name: str = "") -> tuple[Leaf, ...]:
+    """`vocabulary` is the checkpoint's number of words; Megatron pads it. `name` tells chunks apart. Raises UnsupportedLayout."""
     gpt = unwrapped(chunk)
     mesh.check(gpt.config)
     if gpt.config.layernorm_zero_centered_gamma:
@@ -37,10 +37,10 @@ def leaves(chunk: Any, mesh: Mesh, vocabulary: int) -> tuple[Leaf, ...]:
             module="decoder.final_layernorm",
             tensor="weight",
         )
-    found = tuple(walk(At(gpt, "", mesh), vocabulary))
+    found = tuple(walk(At(gpt, name, mesh), vocabulary))
     for leaf in found:
         check(leaf)
-    refuse_rest(gpt, found)
+    refuse_rest(gpt, found, name)
     return found
 
 
@@ -55,7 +55,7 @@ def walk(at: At, vocabulary: int) -> Iterator[Leaf]:
     if decoder is not None and derives(decoder.module, "TransformerBlock"):
         for index, layer in enumerate(decoder.module.layers):
             if derives(layer, "TransformerLayer"):
-                yield from transformer_layer(replace(decoder, module=layer, path=f"decoder.layers.{index}", layer=layer.layer_number - 1))
+                yield from transformer_layer(replace(decoder, module=layer, path=f"{decoder.path}.layers.{index}", layer=layer.layer_number - 1))
         yield from norm(decoder, "final_layernorm", Slot.FINAL_NORM, gpt.config.hidden_size)
     head = at.child("output_layer")
     if head is not None:
@@ -98,16 +98,16 @@ def check(leaf: Leaf) -> None:
             )
 
 
-def refuse_rest(gpt: Any, found: tuple[Leaf, ...]) -> None:
+def refuse_rest(gpt: Any, found: tuple[Leaf, ...], name: str) -> None:
     known = {id(leaf.held()) for leaf in found}
-    for path, module in gpt.named_modules():
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        names += [name for name, _ in module.named_buffers(recurse=False) if name not in module._non_persistent_buffers_set]
-        for name in names:
-            if present(module, name) and id(getattr(module, name)) not in known:
+    for path, module in gpt.named_modules(prefix=name):
+        held = [tensor for tensor, _ in module.named_parameters(recurse=False)]
+        held += [tensor for tensor, _ in module.named_buffers(recurse=False) if tensor not in module._non_persistent_buffers_set]
+        for tensor in held:
+            if id(getattr(module, tensor)) not in known:
                 raise UnsupportedLayout(
-                    f"{path} ({type(module).__module__}.{type(module).__name__}) holds {name}, and its role in the checkpoint is unknown; "
+                    f"{path} ({type(module).__module__}.{type(module).__name__}) holds {tensor}, and its role in the checkpoint is unknown; "
                     "give the tensors of such models from your own weight source",
                     module=path,
-                    tensor=f"{path}.{name}",
+                    tensor=f"{path}.{tensor}",
                 )

@@ -39,7 +39,8 @@ class MegatronSource:
 
     def __init__(self, chunks: Sequence[Any], mesh: Mesh, names: str | Names, vocabulary: int, wire: Dtype | None = None) -> None:
         table = family(names) if isinstance(names, str) else names
-        self._held = tuple(held for chunk in chunks for leaf in leaves(chunk, mesh, vocabulary) for held in shards_of(leaf, table, wire))
+        found = (leaves(chunk, mesh, vocabulary, f"model[{index}]" if len(chunks) > 1 else "") for index, chunk in enumerate(chunks))
+        self._held = tuple(held for of_chunk in found for leaf in of_chunk for held in shards_of(leaf, table, wire))
         self._facts = RankShards(mesh.rank, mesh.dp.rank, tuple(held.shard for held in self._held))
         refuse_twice(self._held)
 
@@ -91,12 +92,9 @@ def dtype_of(leaf: Leaf) -> Dtype:
 
 
 def refuse_twice(held: Sequence[Held]) -> None:
-    """One rank offers each box once: a reader could not tell which of two memories is meant."""
-    seen: dict[tuple[str, Box], str] = {}
+    """One rank has one memory for each checkpoint tensor: a reader could not tell which of two is meant."""
+    owners: dict[str, Leaf] = {}
     for one in held:
-        key = (one.shard.tensor.name, one.shard.box)
-        if key in seen:
-            raise UnsupportedLayout(
-                f"{one.leaf.path} and {seen[key]} are both {key[0]} {list(key[1])}: give each checkpoint tensor once", tensor=key[0], seen=seen[key]
-            )
-        seen[key] = one.leaf.path
+        name, leaf = one.shard.tensor.name, one.leaf
+        if owners.setdefault(name, leaf) is not leaf:
+            raise UnsupportedLayout(f"{leaf.path} and {owners[name].path} are both {name}: each checkpoint tensor has one memory", tensor=name, seen=leaf.path)
