@@ -1,0 +1,58 @@
+"""Which tensors a checkpoint of a model has: names and shapes, without one byte of it.
+
+A directory that holds safetensors says it itself, in the headers. Otherwise (engines start from a bare config) the model's
+Hugging Face class is built on the meta device and its state dict turned back into the names that `save_pretrained` writes:
+experts one by one, tied tensors once. These are the names trainers publish.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from refit_api.errors import UnsupportedLayout
+from refit_api.tensors import Dtype, TensorSpec
+
+
+def checkpoint_tensors(directory: str, config: Any, dtype: torch.dtype) -> tuple[TensorSpec, ...]:
+    """`config`: the model's Hugging Face configuration; `dtype`: that of the engine's weights."""
+    files = sorted(Path(directory).glob("*.safetensors")) if Path(directory).is_dir() else []
+    return _from_files(files) if files else _from_config(config, Dtype(str(dtype).removeprefix("torch.")))
+
+
+def _from_files(files: list[Path]) -> tuple[TensorSpec, ...]:
+    from safetensors import safe_open
+
+    found = []
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  no mapping
+                part = opened.get_slice(name)
+                found.append(TensorSpec(name, _DTYPES[part.get_dtype()], tuple(part.get_shape())))
+    return tuple(found)
+
+
+_DTYPES = {
+    "F64": Dtype.FLOAT64, "F32": Dtype.FLOAT32, "F16": Dtype.FLOAT16, "BF16": Dtype.BFLOAT16, "F8_E4M3": Dtype.FLOAT8_E4M3FN, "F8_E5M2": Dtype.FLOAT8_E5M2,
+    "I64": Dtype.INT64, "I32": Dtype.INT32, "I16": Dtype.INT16, "I8": Dtype.INT8, "U8": Dtype.UINT8,
+}  # fmt: skip
+
+
+def _from_config(config: Any, dtype: Dtype) -> tuple[TensorSpec, ...]:
+    import transformers
+    from transformers.core_model_loading import revert_weight_conversion
+
+    architectures = tuple(getattr(config, "architectures", None) or ())
+    model_class = next((getattr(transformers, name) for name in architectures if hasattr(transformers, name)), None)
+    if model_class is None:
+        raise UnsupportedLayout(
+            f"model of architectures {list(architectures)}: transformers {transformers.__version__} has none of these classes, so the names of its "
+            "checkpoint's tensors are unknown; start the engine from a directory that holds the safetensors files of one checkpoint",
+            architectures=architectures,
+        )
+    with torch.device("meta"):
+        model = model_class(config)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return tuple(TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in revert_weight_conversion(model, state).items())

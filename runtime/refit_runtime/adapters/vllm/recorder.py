@@ -1,0 +1,196 @@
+"""What an engine's own loader does, as needs: the model's `load_weights`, run on tensors without storage.
+
+Nothing is known here about model families: whichever box of which checkpoint tensor the loader copies into which bytes of
+which parameter, is a need. Live memory is not touched, except by constants that the loader itself writes (padding rows).
+
+Invariants: a tensor whose loader does anything else is named with the reason and does not stop the others; a parameter
+that no tensor is written into is declared (`UNWRITTEN`, or constants by the loader) or named; `require` refuses what is named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from refit_api.errors import UnsupportedLayout
+from refit_api.tensors import Dtype, Need, Parameter, TensorSpec
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from refit_runtime.adapters.vllm.geometry import Geometry, Inexpressible, pieces
+from refit_runtime.adapters.vllm.tracing import Traced, Untraceable
+
+UNWRITTEN = ("inv_freq", "cos_sin_cache", "cos_cached", "sin_cached", "q_scale", "k_scale", "v_scale", "prob_scale")
+"""Last parts of the names of parameters that engines compute by themselves: rotary tables, scales of an unquantised KV cache."""
+
+MAX_FAILURES = 32  # a loader that fails on every tensor is one finding, not thousands
+
+Weights = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`name`: the tensor or parameter that could not be recorded."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """`unwritten`: parameters that may stay as they are, wholly or in parts."""
+
+    needs: tuple[Need, ...]
+    unwritten: tuple[Parameter, ...]
+    failures: tuple[Failure, ...]
+
+    def require(self, model: str) -> None:
+        """Refuses a recording with failures."""
+        if self.failures:
+            listed = "; ".join(f"{failure.name}: {failure.reason}" for failure in self.failures[:8])
+            raise UnsupportedLayout(
+                f"{model}: the engine's loader could not be followed for {len(self.failures)} tensors or parameters ({listed}); "
+                "this model cannot be refitted in place until Refit supports its loader",
+                model=model,
+                failures=len(self.failures),
+            )
+
+
+def record(module: torch.nn.Module, tensors: Sequence[TensorSpec], load: Callable[[Weights], Any]) -> Recording:
+    """`load` is the model's `load_weights`, `tensors` those of a checkpoint, by checkpoint name."""
+    ledger = _Ledger.of(module)
+    with torch.no_grad(), _Constants(ledger):
+        _feed(ledger, tensors, load)
+    written = {need.parameter.name for need in ledger.needs}
+    for entry in ledger.parameters:
+        if entry.is_parameter and entry.facts.name not in written and entry.facts not in ledger.constant:
+            if not entry.facts.name.endswith(UNWRITTEN):
+                ledger.failures.append(Failure(entry.facts.name, "no tensor of the checkpoint is written into it"))
+            ledger.constant[entry.facts] = None
+    return Recording(tuple(ledger.needs), tuple(ledger.constant), tuple(ledger.failures))
+
+
+def live_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name; one that has several names has its first."""
+    found = {name: parameter.data for name, parameter in module.named_parameters()}
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(prefix=prefix, recurse=False):
+            if name.rpartition(".")[2] not in owner._non_persistent_buffers_set:
+                found.setdefault(name, buffer)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    facts: Parameter
+    tensor: torch.Tensor
+    is_parameter: bool
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Where every storage belongs, and what was recorded; the sink of traced tensors."""
+
+    parameters: list[_Entry]
+    by_storage: dict[int, list[_Entry]]
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    needs: list[Need] = field(default_factory=list)
+    constant: dict[Parameter, None] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> _Ledger:
+        own = {name for name, _ in module.named_parameters()}
+        entries = [
+            _Entry(Parameter(name, Dtype(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape)), tensor, name in own)
+            for name, tensor in live_tensors(module).items()
+            if str(tensor.dtype).removeprefix("torch.") in Dtype._value2member_map_
+        ]
+        by_storage = defaultdict(list)
+        for entry in entries:
+            by_storage[_storage(entry.tensor)].append(entry)
+        return cls(entries, dict(by_storage))
+
+    def copied(self, source: Traced, target: torch.Tensor) -> None:
+        entry = self.owner(target)
+        if entry is None:
+            raise Untraceable(source.origin, f"its loader copies it into a tensor of shape {tuple(target.shape)} that is no parameter")
+        if source.dtype not in (self.dtypes[source.origin], target.dtype):
+            raise Untraceable(source.origin, f"its loader casts it to {source.dtype} on the way to {target.dtype}")
+        at = Geometry.strided(target.shape, _row_major(target, entry), _offset(target, entry))
+        try:
+            found = pieces(source.geometry, source.origin_shape, at, entry.facts.shape)
+        except Inexpressible as error:
+            raise Untraceable(source.origin, f"copied into {entry.facts.name}: {error}") from error
+        self.needs += [Need(source.origin, piece.box, entry.facts, piece.at, piece.perm, source.origin_shape) for piece in found]
+
+    def owner(self, tensor: torch.Tensor) -> _Entry | None:
+        """The parameter that `tensor` is a view of."""
+        for entry in self.by_storage.get(_storage(tensor), ()):
+            first = tensor.storage_offset() - entry.tensor.storage_offset()
+            if tensor.dtype == entry.tensor.dtype and 0 <= first < max(entry.tensor.numel(), 1) and entry.tensor.is_contiguous():
+                return entry
+        return None
+
+
+class _Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which parameters a loader fills with constants; the fills themselves happen."""
+
+    def __init__(self, ledger: _Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.fill_, torch.ops.aten.zero_) and args[0].numel() and not isinstance(args[0], Traced):
+            entry = self.ledger.owner(args[0])
+            if entry is not None:
+                self.ledger.constant[entry.facts] = None
+        return func(*args, **(kwargs or {}))
+
+
+def _feed(ledger: _Ledger, tensors: Sequence[TensorSpec], load: Callable[[Weights], Any]) -> None:
+    """Runs the loader over all tensors, and again over the rest after each failure."""
+    device = next((entry.tensor.device for entry in ledger.parameters), torch.device("cpu"))
+    ledger.dtypes = {spec.name: getattr(torch, spec.dtype.value) for spec in tensors}
+    pending = list(tensors)
+    while pending:
+        fed: list[str] = []
+        try:
+            load(_yielding(pending, fed, lambda spec: Traced(spec.name, spec.shape, ledger.dtypes[spec.name], device, ledger)))
+            return
+        except Untraceable as error:
+            culprit, reason = error.tensor, str(error)
+        except Exception as error:  # noqa: BLE001  loaders are foreign code: an assert or a KeyError is a finding about one tensor
+            culprit, reason = fed[-1] if fed else "load_weights", f"{type(error).__name__}: {error}"
+        ledger.failures.append(Failure(culprit, reason))
+        if len(ledger.failures) >= MAX_FAILURES or not fed:
+            return
+        pending = _rest(pending, fed, culprit, {need.tensor for need in ledger.needs})
+
+
+def _yielding(specs: Iterable[TensorSpec], fed: list[str], traced: Callable[[TensorSpec], Traced]) -> Weights:
+    for spec in specs:
+        fed.append(spec.name)
+        yield spec.name, traced(spec)
+
+
+def _rest(pending: list[TensorSpec], fed: list[str], culprit: str, done: set[str]) -> list[TensorSpec]:
+    """What comes after the culprit; with a loader that collects tensors before it uses them, whatever was not used yet."""
+    if fed[-1] == culprit:
+        return pending[len(fed) :]
+    return [spec for spec in pending if spec.name != culprit and spec.name not in done]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _offset(view: torch.Tensor, entry: _Entry) -> int:
+    return int(view.storage_offset() - entry.tensor.storage_offset())
+
+
+def _row_major(view: torch.Tensor, entry: _Entry) -> tuple[int, ...]:
+    assert entry.tensor.is_contiguous()
+    return tuple(view.stride())

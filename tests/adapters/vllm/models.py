@@ -1,0 +1,106 @@
+"""Tiny models of each family, and vLLM's classes built for any rank without a process group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+BASE = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MLA = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4}
+DEEPSEEK = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc"}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "llama, tied": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True},
+    "llama, one kv head": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": 1},
+    "llama, biases": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
+    "qwen2 (qkv bias, tied)": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "qwen3 (q and k norms)": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "qwen3 moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "decoder_sparse_step": 1, **EXPERTS},
+    "mixtral": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek v3 (mla, shared expert)": {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], **EXPERTS, **MLA, **DEEPSEEK},
+    "gemma": {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"},
+    "phi3 (fused qkv on disk)": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank of a tensor-parallel engine; `experts`: experts spread whole over the ranks instead of cut."""
+
+    rank: int
+    size: int
+    experts: bool = False
+
+
+def directory(tmp: Path, family: str) -> Path:
+    """A model directory that holds a configuration and no weights."""
+    tmp.mkdir(parents=True, exist_ok=True)
+    (tmp / "config.json").write_text(json.dumps(BASE | FAMILIES[family]))
+    return tmp
+
+
+def engine_config(model: Path, rank: Rank) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import registry
+
+    args = EngineArgs(
+        str(model), skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, max_model_len=64,
+        tensor_parallel_size=rank.size, enable_expert_parallel=rank.experts, distributed_executor_backend="mp",
+    )  # fmt: skip
+    with mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()):  # a minute for each new family otherwise
+        return args.create_engine_config()
+
+
+@contextmanager
+def faked(rank: Rank) -> Iterator[None]:
+    """vLLM believes it is `rank`: the groups it asks for sizes and ranks are plain objects."""
+    from vllm.distributed import parallel_state
+
+    def group(of: int, size: int) -> Any:
+        return SimpleNamespace(
+            rank_in_group=of, world_size=size, rank=of, local_rank=of, is_first_rank=of == 0, is_last_rank=of == size - 1, ranks=list(range(size)),
+            device_group=SimpleNamespace(size=lambda: size, rank=lambda: of), cpu_group=None, use_custom_op_call=False, device_communicator=None,
+        )  # fmt: skip
+
+    many, one = group(rank.rank, rank.size), group(0, 1)
+    with ExitStack() as stack:
+        for name in ("_TP", "_EP", "_WORLD"):
+            stack.enter_context(mock.patch.object(parallel_state, name, many))
+        for name in ("_PP", "_DP", "_DCP", "_PCP"):
+            stack.enter_context(mock.patch.object(parallel_state, name, one))
+        yield
+
+
+def built(config: Any, rank: Rank, device: str) -> torch.nn.Module:
+    """The engine's model as `rank` builds it, before any weight is loaded."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config.compilation_config.static_forward_context.clear()
+    with faked(rank), set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device(device):
+        return initialize_model(vllm_config=config)
