@@ -13,6 +13,7 @@ from prometheus_client import start_http_server
 from refit_api.errors import RefitError
 
 from refit_operator import kube, telemetry, wiring
+from refit_operator.catalog.memory import MemoryCatalog
 from refit_operator.settings import OperatorSettings
 
 
@@ -28,9 +29,10 @@ async def _run(settings: OperatorSettings) -> None:
     client = await kube.connect(settings.kubeconfig)
     cluster = kube.KubeCluster(client)
     login = kopf.login_with_service_account if settings.kubeconfig is None else partial(kube.connection, client)
+    clock = SystemClock()
     flags = wiring.Flags(asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future())
     try:
-        await wiring.run(settings, cluster, SystemClock(), login, flags)
+        await wiring.run(settings, wiring.Parts(cluster, MemoryCatalog(clock), clock, login), flags)
     finally:
         await cluster.close()
 

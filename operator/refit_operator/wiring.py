@@ -60,15 +60,26 @@ class _Everything(Collection[asyncio.Task[object]]):
         return 0
 
 
-async def run(settings: OperatorSettings, cluster: KubeCluster, clock: Clock, login: Callable[..., kopf.ConnectionInfo | None], flags: Flags) -> None:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the operator is made with. `login`: kopf's way to the same API server as `cluster`."""
+
+    cluster: KubeCluster
+    catalog: MemoryCatalog
+    clock: Clock
+    login: Callable[..., kopf.ConnectionInfo | None]
+
+
+async def run(settings: OperatorSettings, parts: Parts, flags: Flags) -> None:
     """Until `flags.stop`, a signal, or the failure of a part."""
+    cluster, catalog, clock = parts.cluster, parts.catalog, parts.clock
     ca = await _authority(settings, cluster, clock)
-    watch, catalog = handlers.Watch(), MemoryCatalog(clock)
+    watch = handlers.Watch()
     site = Site(settings.catalog_address, ca.bundle)
     reconciler = Reconciler(watch, cluster, catalog, clock, lambda: site)
     queue = WorkQueue(reconciler, clock, Random(), Pace(resync=settings.resync_seconds))
     catalog.subscribe(partial(_catalog_changed, queue, watch))
-    registry = handlers.registry(handlers.Wiring(watch, queue.put), login)
+    registry = handlers.registry(handlers.Wiring(watch, queue.put), parts.login)
     kopf.on.probe(registry=registry, id="queue")(partial(_alive, queue))
     service = CatalogService(catalog, Gate(cluster, watch, clock), partial(group_key, ca.signing))
     tls = make_server(ca.signing, settings.catalog_names, _moment(clock))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from refit_api import names
+from refit_api.errors import CatalogUnavailable
+from refit_api.wire import GroupRef, Role, WorkerRef
+from refit_operator.catalog.memory import MemoryCatalog
 from refit_operator.kube import KubeCluster
 
+from tests.operator.actors import Actor, Generator, Trainer
+
+APPS, CORE, POLICY = "/apis/apps/v1", "/api/v1", "/apis/policy/v1"
 GROUP = f"/apis/{names.API_VERSION}"
 WAIT_SECONDS = 20.0
 
@@ -27,15 +34,64 @@ def refit_group(name: str = "demo", **spec: Any) -> Body:
     return {"apiVersion": names.API_VERSION, "kind": "RefitGroup", "metadata": {"name": name}, "spec": {**whole, **spec}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stage:
+    """One namespace with its operator. Pods are made here, since no controller runs."""
+
     cluster: KubeCluster
+    catalog: MemoryCatalog
     namespace: str
+    actors: list[Actor] = field(default_factory=list)
 
     @classmethod
-    async def make(cls, cluster: KubeCluster, namespace: str) -> Stage:
+    async def make(cls, cluster: KubeCluster, catalog: MemoryCatalog, namespace: str) -> Stage:
         await cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-        return cls(cluster, namespace)
+        return cls(cluster, catalog, namespace)
+
+    def key(self, name: str = "demo") -> GroupRef:
+        return GroupRef(self.namespace, name)
+
+    async def pod(self, name: str, role: Role, group: str = "demo") -> str:
+        """A pod as the workload's controller would make it; gives its uid."""
+        workload = ("deployments", f"{group}-generator") if role is Role.GENERATOR else ("statefulsets", f"{group}-trainer")
+        template = (await self.until(*workload, bool, APPS))["spec"]["template"]
+        body = {"metadata": {**template["metadata"], "name": name}, "spec": {**template["spec"], "terminationGracePeriodSeconds": 0}}
+        return str((await self.cluster.request("POST", self.path("pods", prefix=CORE), body))["metadata"]["uid"])
+
+    async def ready(self, name: str) -> None:
+        """As the kubelet says, once containers and gate are."""
+        body = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        await self.cluster.request("PATCH", self.path("pods", f"{name}/status", CORE), body, "application/strategic-merge-patch+json")
+
+    async def trainer(self, name: str = "demo-trainer-0", incarnation: str = "a") -> Trainer:
+        """A trainer pod whose only rank has registered."""
+        made = Trainer(self.catalog, self.key(), WorkerRef(await self.pod(name, Role.TRAINER), Role.TRAINER, 0, incarnation))
+        await self._registered(made.join)
+        await self.ready(name)
+        self.actors.append(made)
+        return made
+
+    async def generator(self, name: str, **fields: Any) -> Generator:
+        """A generator pod that has registered and follows orders."""
+        made = Generator(self.catalog, self.key(), WorkerRef(await self.pod(name, Role.GENERATOR), Role.GENERATOR, 0, "a"))
+        await self._registered(partial(made.join, **fields))
+        await self.ready(name)
+        self.actors.append(made)
+        return made
+
+    async def _registered(self, join: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The catalog answers once the operator has opened the group and written its epoch."""
+        for _ in range(100):
+            try:
+                return await join()
+            except CatalogUnavailable:
+                await asyncio.sleep(0.1)
+        return await join()
+
+    async def close(self) -> None:
+        for actor in self.actors:
+            if isinstance(actor, Generator):
+                await actor.leave()
 
     def path(self, plural: str, name: str = "", prefix: str = GROUP) -> str:
         return f"{prefix}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.operator.stage import Stage, condition, refit_group
-
-APPS, CORE, POLICY = "/apis/apps/v1", "/api/v1", "/apis/policy/v1"
+from tests.operator.stage import APPS, CORE, POLICY, Stage, condition, refit_group
 
 
 async def test_a_group_gets_its_children_and_a_status(stage: Stage) -> None:

@@ -1,6 +1,6 @@
 """Numbers of the last refit that every generator finished, from what their ranks measured themselves.
 
-Stages by the names of the runtime's timeline: `stage` is the pull with its verification, `stall` from pausing to resuming.
+Stages by the names of the runtime's timeline: `pull` is the reads with their verification, `stall` from pausing to resuming.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from refit_api.status import LastRefitStatus
 from refit_operator.decide.facts import CatalogFacts
 from refit_operator.decide.members import Member
 
-PULL = "stage"
+PULL = "pull"
 STALL = "stall"
 
 

@@ -47,7 +47,7 @@ def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], tar
     ready = [m for m in fleet if m.generator is not None and m.generator.whole]
     usable = frozenset(s.version.number for s in facts.versions if s.version.phase is VersionPhase.READY) if spec.rollout.policy == "Latest" else frozenset()
     aims = {m.id: aim(m, target, usable, memory) for m in ready}
-    going = [m for m in ready if aims[m.id] == target]
+    going = [m for m in ready if aims[m.id] == target and _planned(m, state)]
     edges, chosen = _edges(spec, facts, state, going)
     orders = [*_stages(spec, going, edges, target, memory, now), *_commits(spec, ready, aims, memory, now)]
     moved = frozenset(f"{order.pod_uid}/{order.instance}" for order in orders if order.order is Order.STAGE)
@@ -55,6 +55,11 @@ def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], tar
     memory = replace(memory, superseded=(memory.superseded - moved) | (superseded & moved))
     waits = [a.not_before for a in memory.attempts.values() if a.not_before > now]
     return Plan(tuple(orders), edges, chosen, memory, min(waits, default=None))
+
+
+def _planned(member: Member, state: VersionState) -> bool:
+    """Whether the version's plan serves the member's class; a new class waits for the next version."""
+    return not state.classes or (member.generator is not None and member.generator.class_hash in state.classes)
 
 
 def aim(member: Member, target: int, usable: frozenset[int], memory: Memory) -> int:
