@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
-
 from refit_runtime.plan.cases.answer import as_json, plan_case, run_case
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from random import Random
 from typing import Any
@@ -37,7 +37,7 @@ def _name(rng: Random, i: int) -> str:
 def _cuts(rng: Random, extent: int, most: int = 3) -> Ranges:
     inner = rng.sample(range(1, extent), min(extent - 1, rng.randrange(most))) if extent > 1 else []
     edges = [0, *sorted(inner), extent]
-    return [[lo, hi] for lo, hi in zip(edges, edges[1:], strict=False)]
+    return [[lo, hi] for lo, hi in pairwise(edges)]
 
 
 def _explicit(rng: Random) -> tuple[Fields, dict[str, Fields]]:
@@ -125,7 +125,10 @@ def _generator(rng: Random, tensors: dict[str, Fields]) -> Fields:
     count = rng.choice([1, 1, 2, 2, 3, 4])
     unwritten: list[Any] = []
     coordinates = [{"id": f"c{i}", "needs": []} for i in range(count)]
-    plan = [(name, rng.choice([_whole, _sliced, _sliced, _boxes, _turned, _padded, _tied, _fused])) for name in rng.sample(list(tensors), rng.randint(1, len(tensors)))]
+    plan = [
+        (name, rng.choice([_whole, _sliced, _sliced, _boxes, _turned, _padded, _tied, _fused]))
+        for name in rng.sample(list(tensors), rng.randint(1, len(tensors)))
+    ]
     for i, coordinate in enumerate(coordinates):
         for name, style in plan:
             if rng.random() < 0.9:
@@ -346,7 +349,8 @@ def _declare(rng: Random, case: Fields) -> None:
     need = _any_need(rng, case)
     if need:
         shape = [extent + rng.choice([0, 0, 0, 1]) for extent in need["paramShape"]]
-        case["generator"].setdefault("unwritten", []).append({"param": need["param"], "paramShape": shape, "dtype": rng.choice([need["dtype"], need["dtype"], "int8"])})
+        dtype = rng.choice([need["dtype"], need["dtype"], "int8"])
+        case["generator"].setdefault("unwritten", []).append({"param": need["param"], "paramShape": shape, "dtype": dtype})
 
 
 def _other_replica(rng: Random, case: Fields) -> None:

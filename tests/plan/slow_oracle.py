@@ -245,7 +245,8 @@ def _answer(case: Fields) -> Fields:
     alike = all(dtypes[tensor] == dtype for tensor, dtype, _, _ in held.specs) and all(dtypes[need["tensor"]] == need["dtype"] for _, need in needs)
     if not alike or any(param_dtypes[key] != dtype for key, dtype, _ in stated):
         raise Refused("DtypeMismatch")
-    if any(shapes[tensor] != shape or not _within(box, shape) for tensor, _, shape, box in held.specs) or any(param_shapes[key] != shape for key, _, shape in stated):
+    wrong = any(shapes[tensor] != shape or not _within(box, shape) for tensor, _, shape, box in held.specs)
+    if wrong or any(param_shapes[key] != shape for key, _, shape in stated):
         raise Refused("ShapeMismatch")
     for _, need in needs:
         extents = [hi - lo for lo, hi in need["box"]]
@@ -291,9 +292,7 @@ def _move(case: Fields, held: Held, needs: Any, dtypes: Any, shapes: Any) -> Fie
                 params[c, need["param"]][to] = (need["tensor"], index)
                 wanted[c][need["tensor"], index] = item[need["tensor"]]
     doubled = [
-        {"coordinate": c, "param": p, "box": box}
-        for (c, p), counts in times.items()
-        for box in boxes({i for i, n in counts.items() if n > 1}, shapes[c, p])
+        {"coordinate": c, "param": p, "box": box} for (c, p), counts in times.items() for box in boxes({i for i, n in counts.items() if n > 1}, shapes[c, p])
     ]
     if doubled:
         raise Refused("OverlappingPlan", doubled=doubled)

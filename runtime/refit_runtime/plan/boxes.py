@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
+import numpy.ma
 from numpy.typing import NDArray
 from refit_api.tensors import Box, Shape, whole
 

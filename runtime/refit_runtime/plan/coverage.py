@@ -20,7 +20,7 @@ from refit_api.tensors import Box, Dtype, Shape, box_shape, whole
 
 from refit_runtime.plan.boxes import Grid, contains, covered
 from refit_runtime.plan.survey import Group, Survey, alike
-from refit_runtime.plan.table import NeedKind, NeedTable, ShardKind
+from refit_runtime.plan.table import NeedKind, NeedTable, ShardKind, ShardTable
 
 Casts = Callable[[Dtype, Dtype], bool]
 """Whether a tensor of the first dtype may be installed in a parameter of the second."""
@@ -86,7 +86,7 @@ def _one_of_each(facts: Survey, parameters: list[_Parameters]) -> _Facts:
         stated += [(place, param, kind.dtype, kind.param_shape) for kind in one.kinds]
     for class_, table in facts.coordinates:
         declared = {parameter.name for parameter in table.unwritten}.intersection(table.params)
-        stated += [(place, param, kind.dtype, kind.param_shape) for _, place, param, kind in _needs(class_, table, declared)]
+        stated += [(place, param, kind.dtype, kind.param_shape) for _, place, param, kind in _needs(facts, class_, table, declared)]
         stated += _unwritten(class_, table)
     return _Facts(
         [(name, facts.trainer[rank].rank, kind) for name, group in groups for rank, kind in group.holders],
@@ -98,21 +98,26 @@ def _one_of_each(facts: Survey, parameters: list[_Parameters]) -> _Facts:
 def _all_as_given(facts: Survey) -> _Facts:
     trainer, coordinates = facts.given
     return _Facts(
-        ((table.names[n], table.rank, table.kinds[k]) for table in trainer for n, k in zip(table.name.tolist(), table.kind.tolist(), strict=True)),
-        [need for class_, table in coordinates for need in _needs(class_, table)],
+        ((facts.names[t], table.rank, table.kinds[k]) for table in trainer for t, k in _rows(facts, table)),
+        [need for class_, table in coordinates for need in _needs(facts, class_, table)],
         [
-            *((place, param, kind.dtype, kind.param_shape) for class_, table in coordinates for _, place, param, kind in _needs(class_, table)),
+            *((place, param, kind.dtype, kind.param_shape) for class_, table in coordinates for _, place, param, kind in _needs(facts, class_, table)),
             *(stated for class_, table in coordinates for stated in _unwritten(class_, table)),
         ],
     )
 
 
-def _needs(class_: str, table: NeedTable, only: set[str] | None = None) -> Iterator[tuple[str, str, str, NeedKind]]:
+def _rows(facts: Survey, table: ShardTable | NeedTable) -> Iterator[tuple[int, int]]:
+    """Tensor and kind."""
+    return zip(facts.tensors(table).tolist(), table.kind.tolist(), strict=True)
+
+
+def _needs(facts: Survey, class_: str, table: NeedTable, only: set[str] | None = None) -> Iterator[tuple[str, str, str, NeedKind]]:
     """`only` are the parameters to look at."""
     if only is None or only:
-        for n, p, k in zip(table.name.tolist(), table.param.tolist(), table.kind.tolist(), strict=True):
+        for (t, k), p in zip(_rows(facts, table), table.param.tolist(), strict=True):
             if only is None or table.params[p] in only:
-                yield table.names[n], label(class_, table.id), table.params[p], table.kinds[k]
+                yield facts.names[t], label(class_, table.id), table.params[p], table.kinds[k]
 
 
 def _unwritten(class_: str, table: NeedTable) -> Iterator[tuple[str, str, Dtype, Shape]]:
@@ -124,7 +129,7 @@ def _unwritten(class_: str, table: NeedTable) -> Iterator[tuple[str, str, Dtype,
 
 def _refuse_unknown(facts: Survey, unknown: set[str]) -> None:
     for class_, table in facts.given[1]:
-        for tensor, place, param, _ in _needs(class_, table):
+        for tensor, place, param, _ in _needs(facts, class_, table):
             if tensor in unknown:
                 raise UnknownTensor(
                     f"tensor {tensor}: needed by parameter {param} of coordinate {place}, held by none of {len(facts.trainer)} trainer ranks; "
@@ -173,7 +178,11 @@ def _shapes(some: _Facts) -> Iterator[PlanError]:
 
 def _misplaced(needs: Iterable[tuple[str, str, str, NeedKind]], held: Mapping[str, Shape]) -> Iterator[PlanError]:
     """A need's box lies in its tensor, `at` in its parameter, and both have the same extents, after leading extents of 1."""
+    seen: set[tuple[Shape, NeedKind]] = set()
     for tensor, place, param, need in needs:
+        if (held[tensor], need) in seen:
+            continue
+        seen.add((held[tensor], need))
         if not contains(whole(held[tensor]), need.box):
             where = f"tensor {tensor}: box {words(need.box)}, needed by parameter {param} of coordinate {place}, lies outside"
             yield _shape_error(where, box_shape(need.box), held[tensor], tensor=tensor)
@@ -289,12 +298,14 @@ def _as_given(facts: Survey, found: list[tuple[str, list[Box]]]) -> list[tuple[s
     """In the order in which the shards name the tensors."""
     if len(found) < 2:
         return found
-    order = {name: i for i, name in enumerate(dict.fromkeys(name for table in facts.given[0] for name in table.names))}
+    order = {facts.names[t]: i for i, t in enumerate(dict.fromkeys(t for table in facts.given[0] for t, _ in _rows(facts, table)))}
     return sorted(found, key=lambda entry: order[entry[0]])
 
 
 def _in_given_order(facts: Survey, found: list[Where]) -> list[Where]:
     """In the order in which the needs name the parameters."""
+    if len(found) < 2:
+        return found
     order: dict[tuple[object, object], int] = {}
     for class_, table in facts.given[1]:
         for param in table.params:

@@ -15,7 +15,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,20 @@ from refit_api.errors import WireMismatch
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shard
 
 from refit_runtime.plan.plan import Plan, Subset, plan_tables
-from refit_runtime.plan.table import Column, NeedKind, NeedTable, ShardKind, ShardTable, need_table, shard_table
+from refit_runtime.plan.table import Column, Names, NeedKind, NeedTable, ShardKind, ShardTable, column, need_table, shard_table
 
-Names = dict[bytes, tuple[str, ...]]
-"""Lines of names that were read already: ranks that hold parts of the same tensors repeat them."""
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The names of one plan, and the lines of names that were read already: ranks that hold parts of the same tensors repeat them."""
+
+    names: Names
+    lines: dict[bytes, Column]
+
+    def numbers(self, line: bytes) -> Column:
+        if line not in self.lines:
+            self.lines[line] = column([self.names.number(name) for name in json.loads(line)])
+        return self.lines[line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +77,21 @@ def layout_hash(blob: bytes) -> str:
 
 def plan_document(document: PlanDocument, layout: Callable[[str], bytes], subset: Subset | None = None) -> Plan:
     """Plans from the blobs that `layout` finds by their hash; refuses a blob that is another one."""
-    names: Names = {}
+    reader = _Reader(Names(), {})
     shards: dict[str, ShardTable] = {}
     needs: dict[str, NeedTable] = {}
     trainer = []
     for rank, name in document.trainer.items():
         if name not in shards:
-            shards[name] = _read_shards(_checked(name, layout(name)), rank, names)
-        table = shards[name]
-        trainer.append(ShardTable(rank, table.replica, table.names, table.kinds, table.name, table.kind))
+            shards[name] = _read_shards(_checked(name, layout(name)), rank, reader)
+        trainer.append(replace(shards[name], rank=rank))
     coordinates = []
     for class_, ids in document.classes.items():
         for id_, name in ids.items():
             if name not in needs:
-                needs[name] = _read_needs(_checked(name, layout(name)), id_, names)
-            found = needs[name]
-            coordinates.append((class_, NeedTable(id_, found.names, found.params, found.kinds, found.name, found.param, found.kind, found.unwritten)))
-    return plan_tables(trainer, coordinates, document.redundancy, subset)
+                needs[name] = _read_needs(_checked(name, layout(name)), id_, reader)
+            coordinates.append((class_, replace(needs[name], id=id_)))
+    return plan_tables(reader.names, trainer, coordinates, document.redundancy, subset)
 
 
 def canonical_order(facts: RankShards | CoordinateNeeds) -> tuple[int, ...]:
@@ -93,38 +101,42 @@ def canonical_order(facts: RankShards | CoordinateNeeds) -> tuple[int, ...]:
 
 
 def encode_shards(facts: RankShards) -> bytes:
-    table = shard_table(RankShards(facts.rank, facts.replica, tuple(facts.shards[i] for i in canonical_order(facts))))
+    names = Names()
+    table = shard_table(RankShards(facts.rank, facts.replica, tuple(facts.shards[i] for i in canonical_order(facts))), names)
     kinds = [[kind.dtype.value, kind.shape, kind.box] for kind in table.kinds]
     rest = {"layout": "shards", "replica": table.replica, "kinds": kinds, "name": _packed(table.name), "kind": _packed(table.kind)}
-    return b"\n".join((_json(table.names), _json(rest)))
+    return b"\n".join((_json(names.all()), _json(rest)))
 
 
 def encode_needs(facts: CoordinateNeeds) -> bytes:
-    table = need_table(CoordinateNeeds(facts.id, tuple(facts.needs[i] for i in canonical_order(facts)), facts.unwritten))
+    names = Names()
+    table = need_table(CoordinateNeeds(facts.id, tuple(facts.needs[i] for i in canonical_order(facts)), facts.unwritten), names)
     kinds = [[kind.box, kind.at, kind.dtype.value, kind.param_shape, kind.perm, kind.shape] for kind in table.kinds]
     unwritten = sorted({(parameter.name, parameter.dtype.value, parameter.shape) for parameter in facts.unwritten})
     columns = {"name": _packed(table.name), "param": _packed(table.param), "kind": _packed(table.kind)}
-    return b"\n".join((_json(table.names), _json(table.params), _json({"layout": "needs", "kinds": kinds, "unwritten": unwritten, **columns})))
+    return b"\n".join((_json(names.all()), _json(table.params), _json({"layout": "needs", "kinds": kinds, "unwritten": unwritten, **columns})))
 
 
 def decode_shards(blob: bytes, rank: int) -> RankShards:
-    return _read_shards(blob, rank, {}).facts()
+    reader = _Reader(Names(), {})
+    return _read_shards(blob, rank, reader).facts(reader.names.all())
 
 
 def decode_needs(blob: bytes, id: str) -> CoordinateNeeds:  # noqa: A002  an id is what it is
-    return _read_needs(blob, id, {}).facts()
+    reader = _Reader(Names(), {})
+    return _read_needs(blob, id, reader).facts(reader.names.all())
 
 
-def _read_shards(blob: bytes, rank: int, names: Names) -> ShardTable:
+def _read_shards(blob: bytes, rank: int, reader: _Reader) -> ShardTable:
     try:
         (line,), rest = _lines(blob, "shards", 1)
         kinds = tuple(ShardKind(Dtype(dtype), tuple(shape), _box(box)) for dtype, shape, box in rest["kinds"])
-        return ShardTable(rank, int(rest["replica"]), _names(line, names), kinds, _unpacked(rest["name"]), _unpacked(rest["kind"]))
+        return ShardTable(rank, int(rest["replica"]), kinds, reader.numbers(line)[_unpacked(rest["name"])], _unpacked(rest["kind"]))
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable("layout", blob, error) from error
 
 
-def _read_needs(blob: bytes, id_: str, names: Names) -> NeedTable:
+def _read_needs(blob: bytes, id_: str, reader: _Reader) -> NeedTable:
     try:
         (tensors, params), rest = _lines(blob, "needs", 2)
         kinds = tuple(
@@ -134,8 +146,8 @@ def _read_needs(blob: bytes, id_: str, names: Names) -> NeedTable:
             for box, at, dtype, param_shape, perm, shape in rest["kinds"]
         )
         unwritten = tuple(Parameter(name, Dtype(dtype), tuple(shape)) for name, dtype, shape in rest["unwritten"])
-        columns = (_unpacked(rest["name"]), _unpacked(rest["param"]), _unpacked(rest["kind"]))
-        return NeedTable(id_, _names(tensors, names), _names(params, names), kinds, *columns, unwritten)
+        columns = (reader.numbers(tensors)[_unpacked(rest["name"])], _unpacked(rest["param"]), _unpacked(rest["kind"]))
+        return NeedTable(id_, tuple(json.loads(params)), kinds, *columns, unwritten)
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable("layout", blob, error) from error
 
@@ -152,12 +164,6 @@ def _lines(blob: bytes, what: str, tables: int) -> tuple[list[bytes], dict[str, 
     if rest["layout"] != what or len(names) != tables:
         raise ValueError(f"it holds {rest['layout']}, expected {what}")
     return names, rest
-
-
-def _names(line: bytes, known: Names) -> tuple[str, ...]:
-    if line not in known:
-        known[line] = tuple(json.loads(line))
-    return known[line]
 
 
 def _unreadable(what: str, blob: bytes, error: Exception) -> WireMismatch:

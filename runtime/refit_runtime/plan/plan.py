@@ -25,7 +25,7 @@ from refit_runtime.plan.coverage import Casts, prove
 from refit_runtime.plan.cut import floating_casts
 from refit_runtime.plan.runs import ALIGNMENT, Form, Layout, lay_out
 from refit_runtime.plan.survey import Numbers, Survey, survey
-from refit_runtime.plan.table import NeedKind, NeedTable, ShardTable, need_table, shard_table
+from refit_runtime.plan.table import Names, NeedKind, NeedTable, ShardTable, need_table, shard_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Plan:
     def source(self, rank: int) -> SourcePlan:
         which = self._ranks[rank]
         table = self._facts.trainer[which]
-        rows = _Rows(self._facts.rank_positions[which][table.name], table.kind, len(table.kinds))
+        rows = _Rows(self._facts.tensors(table), table.kind, len(table.kinds))
         local = {kind: k for k, kind in enumerate(table.kinds)}
         runs = self.rank_runs(rank)
         offsets, size = _arena(self.runs, runs)
@@ -181,7 +181,7 @@ class Plan:
     def coordinate(self, class_: str, id: str) -> CoordinatePlan:  # noqa: A002
         which = self._places[class_, id]
         table = self._facts.coordinates[which][1]
-        rows = _Rows(self._facts.coordinate_positions[which][table.name], table.kind, len(table.kinds))
+        rows = _Rows(self._facts.tensors(table), table.kind, len(table.kinds))
         local = {kind: k for k, kind in enumerate(table.kinds)}
         params = [table.params[p] for p in table.param.tolist()]
         runs = self.coordinate_runs(class_, id)
@@ -226,11 +226,14 @@ def plan(
     casts: Casts = floating_casts,
 ) -> Plan:
     """Raises PlanError: UnsupportedLayout, UnknownTensor, DtypeMismatch, ShapeMismatch, OverlappingPlan, IncompletePlan; the first that applies."""
-    needs = [(class_, need_table(needs)) for class_, coordinates in classes.items() for needs in coordinates]
-    return plan_tables([shard_table(shards) for shards in trainer], needs, redundancy, subset, casts)
+    names = Names()
+    shards = [shard_table(entry, names) for entry in trainer]
+    needs = [(class_, need_table(entry, names)) for class_, coordinates in classes.items() for entry in coordinates]
+    return plan_tables(names, shards, needs, redundancy, subset, casts)
 
 
 def plan_tables(
+    names: Names,
     trainer: Sequence[ShardTable],
     coordinates: Sequence[tuple[str, NeedTable]],
     redundancy: int = 1,
@@ -241,7 +244,7 @@ def plan_tables(
         raise UnsupportedLayout(f"redundancy {redundancy}: expected at least 1 owner for each run", seen=redundancy)
     _refuse_twice("trainer rank", [str(table.rank) for table in trainer])
     _refuse_twice("coordinate", [f"{table.id} of class {class_}" for class_, table in coordinates])
-    facts = survey(trainer, coordinates)
+    facts = survey(trainer, coordinates, names)
     prove(facts, casts)
     keeps: Callable[[str], bool] = subset.keeps if subset is not None else lambda _: True
     kept = np.array([keeps(name) for name in facts.names], bool)

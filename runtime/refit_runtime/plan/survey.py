@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refit_runtime.plan.table import NeedKind, NeedTable, ShardKind, ShardTable
+from refit_runtime.plan.table import Names, NeedKind, NeedTable, ShardKind, ShardTable
 
 Numbers = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`trainer` is sorted by rank, `coordinates` by class and id; the positions give the place in layer order of each of a table's names.
+    """`trainer` is sorted by rank, `coordinates` by class and id; `position[number]` is the place of a name in layer order.
 
     `given` is the order in which the facts came: only refusals, which name the first fact at fault, look at it.
     """
@@ -42,24 +42,29 @@ class Survey:
     trainer: tuple[ShardTable, ...]
     coordinates: tuple[tuple[str, NeedTable], ...]
     names: tuple[str, ...]
-    rank_positions: tuple[Numbers, ...]
-    coordinate_positions: tuple[Numbers, ...]
+    position: Numbers
     groups: tuple[Group, ...]
     given: tuple[Sequence[ShardTable], Sequence[tuple[str, NeedTable]]]
 
+    def tensors(self, table: ShardTable | NeedTable) -> Numbers:
+        """Position in layer order of the tensor of each row."""
+        return self.position[table.name]
 
-def survey(trainer: Sequence[ShardTable], coordinates: Sequence[tuple[str, NeedTable]]) -> Survey:
+
+def survey(trainer: Sequence[ShardTable], coordinates: Sequence[tuple[str, NeedTable]], names: Names) -> Survey:
     ranks = tuple(sorted(trainer, key=lambda table: table.rank))
     places = tuple(sorted(coordinates, key=lambda entry: (entry[0], entry[1].id)))
-    tables: list[ShardTable | NeedTable] = [*ranks, *(table for _, table in places)]
-    names, positions = _layer_order([table.names for table in tables])
+    in_order = layer_order(names.all())
+    position = np.empty(len(in_order), np.int64)
+    position[[names.numbers[name] for name in in_order]] = np.arange(len(in_order))
     owners: list[Numbers] = []
     codes: list[Numbers] = []
     decode: list[tuple[int, ShardKind | NeedKind]] = []
-    for which, (table, position) in enumerate(zip(tables, positions, strict=True)):
+    tables: list[tuple[int, ShardTable | NeedTable]] = [*enumerate(ranks), *enumerate(table for _, table in places)]
+    for which, table in tables:
         owners.append(position[table.name])
         codes.append(table.kind.astype(np.int64) + len(decode))
-        decode.extend((which if which < len(ranks) else which - len(ranks), kind) for kind in table.kinds)
+        decode.extend((which, kind) for kind in table.kinds)
     groups = []
     if owners:
         for tensors, code in alike(np.concatenate(owners), np.concatenate(codes), len(decode)):
@@ -67,22 +72,20 @@ def survey(trainer: Sequence[ShardTable], coordinates: Sequence[tuple[str, NeedT
             holders = tuple((rank, kind) for rank, kind in entries if isinstance(kind, ShardKind))
             needers = tuple((place, kind) for place, kind in entries if isinstance(kind, NeedKind))
             groups.append(Group(tensors, holders, needers))
-    return Survey(ranks, places, names, tuple(positions[: len(ranks)]), tuple(positions[len(ranks) :]), tuple(groups), (trainer, coordinates))
+    return Survey(ranks, places, tuple(in_order), position, tuple(groups), (trainer, coordinates))
 
 
-def layer_key(name: str) -> tuple[str, str]:
-    return _DIGITS.sub(lambda digits: digits[0].zfill(12), name), name
+class _Padded(dict[str, str]):
+    """Parts of names with their numbers as wide as others'. A model has few parts, and many names."""
+
+    def __missing__(self, part: str) -> str:
+        padded = self[part] = _DIGITS.sub(lambda digits: digits[0].zfill(9), part)
+        return padded
 
 
-def _layer_order(tables: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[Numbers]]:
-    """All names in layer order, and the positions of each table's names. Equal tables are looked up once."""
-    names = sorted({name for table in {id(table): table for table in tables}.values() for name in table}, key=layer_key)
-    index = {name: position for position, name in enumerate(names)}
-    known: dict[int, Numbers] = {}
-    for table in tables:
-        if id(table) not in known:
-            known[id(table)] = np.array([index[name] for name in table], np.int64)
-    return tuple(names), [known[id(table)] for table in tables]
+def layer_order(names: Iterable[str]) -> list[str]:
+    padded = _Padded()
+    return sorted(sorted(names), key=lambda name: ".".join(map(padded.__getitem__, name.split("."))))
 
 
 def alike(owners: Numbers, codes: Numbers, codes_end: int) -> Iterator[tuple[Numbers, Numbers]]:
