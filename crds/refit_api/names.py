@@ -23,6 +23,9 @@ CATALOG_PORT = 7450
 WORKER_PORT = 7451  # manifests, served by trainer ranks and relays: port + local rank
 METRICS_PORT = 7452
 
+PRESTOP_PATH = "/refit/prestop"  # GET on the agent's port, by the kubelet: closes what the pod offers, answers when its readers are gone or after drainSeconds
+VERSION_PATH = "/refit/version"  # GET on the agent's port: the version served
+
 SETTINGS_DIR = "/etc/refit"
 SETTINGS_FILE = f"{SETTINGS_DIR}/settings.json"
 CA_FILE = f"{SETTINGS_DIR}/ca.crt"

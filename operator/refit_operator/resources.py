@@ -25,7 +25,6 @@ Manifest = dict[str, Any]
 
 ANNOTATION_RESTART = f"{names.GROUP}/restart-id"
 ANNOTATION_SETTINGS = f"{names.GROUP}/settings-hash"
-PRESTOP_PATH = "/refit/prestop"
 _GRACE_SPARE_SECONDS = 15  # after the drain: the engine's own shutdown
 _TOKEN_SECONDS = 600  # the shortest that the API server grants
 _VOLUME_SETTINGS = "refit-settings"
@@ -202,7 +201,7 @@ def _prestop(container: Manifest) -> None:
     port = _http_port(container)
     lifecycle = container.setdefault("lifecycle", {})
     if port is not None and isinstance(lifecycle, dict):
-        lifecycle.setdefault("preStop", {"httpGet": {"path": PRESTOP_PATH, "port": port}})
+        lifecycle.setdefault("preStop", {"httpGet": {"path": names.PRESTOP_PATH, "port": port}})
 
 
 def _http_port(container: Mapping[str, Any]) -> int | str | None:
