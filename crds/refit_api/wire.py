@@ -194,10 +194,12 @@ class GetVersion:
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """`run_roots` are those of the asked runs, by run index; empty until Ready."""
+    """`run_roots` are those of the asked runs, by run index; empty until Ready. `serving` of the registered `generators` have it on all ranks."""
 
     version: Version
     run_roots: dict[int, bytes] = field(default_factory=dict)
+    generators: int = 0
+    serving: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ class GetVersion(_message.Message):
     def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., number: _Optional[int] = ..., runs: _Optional[_Iterable[int]] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class VersionFacts(_message.Message):
-    __slots__ = ("version", "run_roots")
+    __slots__ = ("version", "run_roots", "generators", "serving")
     class RunRootsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -266,9 +266,13 @@ class VersionFacts(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ROOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATORS_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     version: Version
     run_roots: _containers.ScalarMap[int, bytes]
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_roots: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+    generators: int
+    serving: int
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_roots: _Optional[_Mapping[int, bytes]] = ..., generators: _Optional[int] = ..., serving: _Optional[int] = ...) -> None: ...
 
 class ListVersions(_message.Message):
     __slots__ = ("group", "after")
