@@ -1,0 +1,147 @@
+"""One RefitGroup's world as a story sees it: apply, let the trainer publish, look at generators, kill, wait."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from refit_api import names
+
+from e2e.cluster.pod_packages import workloads
+from e2e.groups import CONTROL, HTTP_PORT, Object, Pods, refit_group
+from e2e.installation import Installation
+from e2e.kubectl import Kubectl, KubectlError, condition, eventually
+
+GROUP = "tiny"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The group is called `tiny` and lives in a namespace of its own."""
+
+    installation: Installation
+    namespace: str
+    pods_of: Pods
+
+    @staticmethod
+    def create(installation: Installation, namespace: str) -> Fleet:
+        kubectl, pods = installation.kubectl, installation.pods
+        folder = installation.exports / namespace
+        kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(workloads(namespace)))
+        return Fleet(installation, namespace, Pods(pods.image, pods.packages, folder))
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.installation.kubectl
+
+    def apply(self, versions: int = 100, replicas: int = 1, ranks: int = 2, **spec: Any) -> None:
+        """A custom-engine group whose trainer publishes only what `allow` lets it."""
+        trainer = self.pods_of.trainer(versions, controlled=True, ranks=ranks, TRAINER_INTERVAL_SECONDS="0.5", TRAINER_STEPS="1")
+        self.kubectl.apply(refit_group(GROUP, self.namespace, trainer, self.pods_of.custom_engine(), replicas, **spec))
+
+    def patch(self, spec: Object) -> None:
+        self.kubectl("patch", "refitgroup", GROUP, "-n", self.namespace, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def allow(self, count: int, timeout: float = 120) -> None:
+        """Lets the trainer publish `count` versions in all, counted from its pod's start."""
+        pod = f"{GROUP}-trainer-0"
+        eventually("the trainer's container runs", lambda: self.is_running(pod), timeout)
+        self.kubectl("exec", pod, "-n", self.namespace, "--", "sh", "-c", f"echo {count} > {CONTROL}/.allowed && mv {CONTROL}/.allowed {CONTROL}/allowed")
+
+    def group(self) -> Object:
+        found = self.kubectl.get("refitgroup", GROUP, self.namespace)
+        assert found is not None, "the RefitGroup is gone"
+        return found
+
+    def status(self) -> Object:
+        status: Object = self.group().get("status", {})
+        return status
+
+    def condition(self, kind: str) -> Object:
+        return condition(self.group(), kind)
+
+    def versions(self) -> list[Object]:
+        found = self.kubectl("get", "weightversions", "-n", self.namespace, "-o", "json")
+        items: list[Object] = sorted(json.loads(found)["items"], key=lambda item: item["spec"]["version"])
+        return items
+
+    def pods(self, role: str) -> list[Object]:
+        """Those that are not being deleted."""
+        listed = self.kubectl.list("pods", self.namespace, f"{names.LABEL_GROUP}={GROUP},{names.LABEL_ROLE}={role}")
+        return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+
+    def generators(self) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.pods(names.ROLE_GENERATOR))
+
+    def ask(self, pod: str, path: str) -> Any:
+        return json.loads(self.kubectl.pod_get(self.namespace, pod, HTTP_PORT, path))
+
+    def serving(self) -> dict[str, int]:
+        """Per generator pod: the version that it says it serves; 0 while it does not answer."""
+        return {pod: self._served(pod) for pod in self.generators()}
+
+    def until_all_serve(self, version: int, count: int, timeout: float = 120) -> dict[str, int]:
+        def there() -> dict[str, int] | None:
+            serving = self.serving()
+            return serving if len(serving) == count and set(serving.values()) == {version} else None
+
+        found: dict[str, int] = eventually(f"{count} generators serve version {version}", there, timeout)
+        return found
+
+    def until_status(self, what: str, check: Any, timeout: float = 60) -> Object:
+        found: Object = eventually(what, lambda: (status := self.status()) and check(status) and status, timeout)
+        return found
+
+    def until_condition(self, kind: str, value: str, reason: str | None = None, timeout: float = 60) -> Object:
+        def there() -> Object | None:
+            seen = self.condition(kind)
+            return seen if seen.get("status") == value and reason in (None, seen.get("reason")) else None
+
+        found: Object = eventually(f"condition {kind}={value} {reason or ''}", there, timeout)
+        return found
+
+    def checksums(self) -> dict[str, str]:
+        """Per generator pod: SHA-256 over its live parameters."""
+        return {pod: self.ask(pod, "/checksum")["sha256"] for pod in self.generators()}
+
+    def kill(self, pod: str, grace: int = 0) -> None:
+        self.kubectl("delete", "pod", pod, "-n", self.namespace, f"--grace-period={grace}", *(["--force"] if grace == 0 else []), "--wait=false")
+
+    def signal_trainer_rank(self, rank: int, signal: str) -> None:
+        """STOP makes it hang, CONT lets it go on, KILL ends it."""
+        script = f"for p in /proc/[0-9]*; do grep -qzx RANK={rank} $p/environ 2>/dev/null && kill -{signal} ${{p#/proc/}}; done; true"
+        self.kubectl("exec", f"{GROUP}-trainer-0", "-n", self.namespace, "--", "sh", "-c", script)
+
+    def describe(self) -> str:
+        parts = [
+            ("describe", "refitgroup"),
+            ("get", "weightversions,pods,events", "-o", "wide"),
+        ]
+        texts = [self._try(verb, kind, *rest, "-n", self.namespace) for verb, kind, *rest in parts]
+        for pod in self.pods(names.ROLE_TRAINER) + self.pods(names.ROLE_GENERATOR):
+            name = pod["metadata"]["name"]
+            texts.append(f"--- {name}\n{self._try('logs', name, '-n', self.namespace, '--tail=40', '--all-containers')}")
+        texts.append(f"--- operator\n{self._try('logs', 'deployment/refit-operator', '-n', 'refit-system', '--tail=60')}")
+        return "\n".join(texts)
+
+    def remove(self) -> None:
+        self.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=true", "--timeout=120s", timeout=130)
+
+    def _served(self, pod: str) -> int:
+        try:
+            return int(self.ask(pod, "/refit/version")["version"] or 0)
+        except (KubectlError, json.JSONDecodeError, KeyError):
+            return 0
+
+    def is_running(self, pod: str) -> bool:
+        found = self.kubectl.get("pod", pod, self.namespace)
+        states = (found or {}).get("status", {}).get("containerStatuses", [])
+        return bool(states) and all("running" in state["state"] for state in states)
+
+    def _try(self, *arguments: str) -> str:
+        try:
+            return self.kubectl(*arguments)
+        except KubectlError as error:
+            return str(error)
