@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.fleet import GROUP, Fleet
-from e2e.installation import NAMESPACE, OPERATOR
+from e2e.installation import NAMESPACE
 from e2e.kubectl import eventually
 
 pytestmark = pytest.mark.story
@@ -53,7 +53,7 @@ def test_the_operator_is_restarted_in_the_middle_of_a_rollout(fleet: Fleet) -> N
     fleet.apply(replicas=2)
     first = first_version(fleet, 2)
     fleet.allow(2)
-    fleet.kubectl("delete", "pod", "-n", NAMESPACE, "-l", f"app.kubernetes.io/name={OPERATOR}", "--wait=false")
+    fleet.kubectl("delete", "pod", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator", "--wait=false")
     assert all(version >= first for version in fleet.serving().values())
     second = eventually("the second version is Ready", lambda: _ready_above(fleet, first), 180)
     fleet.until_all_serve(second, 2, 180)
