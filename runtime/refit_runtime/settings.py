@@ -54,7 +54,7 @@ class RuntimeSettings(Mounted):
     @classmethod
     def load(cls) -> RuntimeSettings:
         """Raises SpecError that names the file and each field that is wrong."""
-        path = Path(os.environ.get("REFIT_SETTINGS", names.SETTINGS_FILE))
+        path = _path()
         try:
             mounted = Mounted.model_validate_json(path.read_text()).model_dump()
             ucx = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
@@ -64,3 +64,12 @@ class RuntimeSettings(Mounted):
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False, include_input=False))
             raise SpecError(f"settings of this pod ({path}, POD_* environment) are not valid: {wrong}", file=path) from error
+
+    @classmethod
+    def mounted(cls) -> bool:
+        """Whether this process belongs to a group at all: an engine's plug-ins do nothing elsewhere."""
+        return _path().exists()
+
+
+def _path() -> Path:
+    return Path(os.environ.get("REFIT_SETTINGS", names.SETTINGS_FILE))
