@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,19 @@ GROUP = wire.GroupRef("ns", "demo")
 
 def digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+@dataclass
+class Hand:
+    """A clock that is moved by hand."""
+
+    at: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def time(self) -> float:
+        return 1_700_000_000.0 + self.at
 
 
 class World:
@@ -150,3 +163,8 @@ def make_world() -> Callable[..., World]:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture
+def clock() -> Hand:
+    return Hand()
