@@ -32,11 +32,13 @@ def tracking(root: Path = ROOT) -> Path:
     return chosen
 
 
-def ensure(root: Path = ROOT) -> Path:
-    """The file into which a component of the cluster writes its pid."""
-    system = tracking(root) / GROUP / "system"
-    system.mkdir(parents=True, exist_ok=True)
-    return system / "cgroup.procs"
+def system_group(root: Path = ROOT) -> Path:
+    """Of the components; containers have theirs in PODS."""
+    return tracking(root) / GROUP / "system"
+
+
+def ensure(root: Path = ROOT) -> None:
+    system_group(root).mkdir(parents=True, exist_ok=True)
 
 
 def members(root: Path = ROOT) -> list[Identity]:

@@ -55,8 +55,8 @@ class KindCluster:
         return ensure_pod_packages(self.settings.cache)
 
     def _configuration(self) -> dict[str, object]:
-        packages = str(self.settings.cache / "packages")
-        mounts = [{"hostPath": packages, "containerPath": packages, "readOnly": True}]
+        cache = str(self.settings.cache)
+        mounts = [{"hostPath": cache, "containerPath": cache}]
         return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": [{"role": "control-plane", "extraMounts": mounts}]}
 
     def _clusters(self) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from e2e.cluster import cgroups, kernel, network, system_packages
 from e2e.cluster.apiserver import is_ready, write_files
-from e2e.cluster.build import PROGRAMS, build
+from e2e.cluster.build import PROGRAMS, build, location
 from e2e.cluster.components import Components
 from e2e.cluster.controlplane import ControlPlane
 from e2e.cluster.errors import ClusterError
@@ -74,16 +74,15 @@ class LocalCluster:
         pause = self.builder.ensure_pause()
         with self._locked():
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            procs = cgroups.ensure()
+            cgroups.ensure()
             network.ensure()
             kernel.remember(self._kept)
             plane = ControlPlane(programs, self.state, network.NODE_ADDRESS, PORT, ETCD_PORT, ETCD_PEER_PORT)
             node = Node(programs, self.state, Path(shutil.which("runc") or "runc"), pause, masquerade_all=not network.bridged_packets_pass_iptables())
             write_files(plane, node.subjects())
-            components = Components(self.state, network.ENTER, procs, programs["containerd"].parent)
-            self._start(plane, node, components)
+            self._start(plane, node, self.components())
             for name in COMPONENTS:
-                components.require(name)
+                self.components().require(name)
         return self.kubeconfig
 
     def down(self) -> None:
@@ -100,9 +99,11 @@ class LocalCluster:
             if self.state.exists():
                 shutil.rmtree(self.state)
 
+    def components(self) -> Components:
+        return Components(self.state, network.ENTER, cgroups.system_group() / "cgroup.procs", location(self.settings.cache, PROGRAMS["containerd"]).parent)
+
     def status(self) -> list[tuple[str, str]]:
-        components = Components(self.state, network.ENTER, Path(), Path())
-        records = [(name, components.running(name)) for name in COMPONENTS]
+        records = [(name, self.components().running(name)) for name in COMPONENTS]
         return [(name, f"running, pid {record.identity.pid}" if record else "absent") for name, record in records]
 
     def ensure_images(self) -> Images:
