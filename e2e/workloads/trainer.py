@@ -18,13 +18,13 @@ import structlog
 import torch
 from refit_api.errors import PeerError
 from refit_api.wire import Version
-from refit_runtime.adapters.megatron.mesh import Axis, Mesh
+from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.source import MegatronSource
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.trainer import TrainerClient
 
 from e2e.workloads.checkpoint import export
-from e2e.workloads.megatron_cpu import cpu
+from e2e.workloads.megatron_cpu import cpu, parallel_state
 from e2e.workloads.megatron_llama import Training, build, groups
 from e2e.workloads.settings import Launched, TrainerProgram
 from e2e.workloads.tiny_llama import TinyLlama
@@ -44,8 +44,7 @@ def main() -> None:
 def train(client: TrainerClient, program: TrainerProgram, place: Launched) -> None:
     sizes = TinyLlama()
     model = build(sizes, place.world_size, program.seed)
-    mesh = Mesh(place.rank, tp=Axis(place.rank, place.world_size), etp=Axis(place.rank, place.world_size))
-    client.bind(MegatronSource([model], mesh, "llama", sizes.words))
+    client.bind(MegatronSource([model], Mesh.of(parallel_state, place.rank), "llama", sizes.words))
     training = Training(model, sizes, program.learning_rate, program.seed)
     for count in range(program.versions):
         wait_until_allowed(program, count)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from refit_runtime.adapters.megatron.mesh import Axis, Mesh
+from refit_runtime.adapters.megatron.mesh import Mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from e2e.workloads.megatron_cpu import GPTModel, TransformerConfig, cpu, get_gpt_decoder_block_spec
+from e2e.workloads.megatron_cpu import GPTModel, TransformerConfig, cpu, get_gpt_decoder_block_spec, parallel_state
 
 PADDED_WORDS = 128
 
@@ -79,10 +79,9 @@ class Trainer:
                 chunks = build(self.world, config if config is not None else self.world.config(**self.model), self.tied)
                 for chunk in chunks:
                     self.fill(chunk)
-                yield Rank(chunks, mesh(rank))
+                yield Rank(chunks, Mesh.of(parallel_state, rank))
 
     def fill(self, chunk: Any) -> None:
-        from megatron.core import parallel_state
         from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
@@ -99,8 +98,6 @@ class Trainer:
 
 
 def build(world: World, config: TransformerConfig, tied: bool) -> list[Any]:
-    from megatron.core import parallel_state
-
     chunks = []
     for stage in [None] if world.vp is None else range(world.vp):
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, vp_stage=stage)
@@ -135,8 +132,6 @@ def without_core_attention(spec: Any) -> None:
 
 @contextmanager
 def groups(rank: int, world: World) -> Iterator[None]:
-    from megatron.core import parallel_state
-
     dist.init_process_group("fake", rank=rank, world_size=world.size, store=FakeStore())
     try:
         with cpu():
@@ -152,20 +147,6 @@ def groups(rank: int, world: World) -> Iterator[None]:
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-
-
-def mesh(rank: int) -> Mesh:
-    """The facts as Megatron states them on this rank."""
-    from megatron.core import parallel_state as state
-
-    return Mesh(
-        rank=rank,
-        tp=Axis(state.get_tensor_model_parallel_rank(), state.get_tensor_model_parallel_world_size()),
-        pp=Axis(state.get_pipeline_model_parallel_rank(), state.get_pipeline_model_parallel_world_size()),
-        ep=Axis(state.get_expert_model_parallel_rank(), state.get_expert_model_parallel_world_size()),
-        etp=Axis(state.get_expert_tensor_parallel_rank(), state.get_expert_tensor_parallel_world_size()),
-        dp=Axis(state.get_data_parallel_rank(with_context_parallel=True), state.get_data_parallel_world_size(with_context_parallel=True)),
-    )
 
 
 ATTENTION = {

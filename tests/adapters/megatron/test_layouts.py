@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from refit_api.tensors import Box, Dtype, RankShards
+from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, whole
 from refit_runtime.adapters.megatron.source import MegatronSource
+from refit_runtime.plan.plan import plan
+from refit_runtime.snapshot import typed
 
 from tests.adapters.megatron.reference import PADDED_WORDS, Trainer, World, checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:megatron.*")  # notes about deprecated defaults and absent CUDA extensions
 
 WORDS = 100
+Offered = list[tuple[RankShards, list[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ CASES = {
 def test_the_ranks_hold_the_checkpoint(case: Case) -> None:
     trainer = Trainer(case.world, case.model, case.tied)
     config = case.world.config(**case.model)
-    offered = []
+    offered: Offered = []
     for rank in trainer.ranks(config):
         source = MegatronSource(rank.chunks, rank.mesh, case.family, WORDS)
         facts = source.shards()
@@ -71,6 +74,9 @@ def test_the_ranks_hold_the_checkpoint(case: Case) -> None:
         offered.append((facts, views))
     expected = checkpoint(trainer.whole, config, case.family, WORDS)
     assert_equal(assemble(offered), expected)
+    for halves in (1, 2):
+        for found in refitted(offered, expected, halves):
+            assert_equal(found, expected)
 
 
 def tensors_of(chunks: Iterable[Any]) -> int:
@@ -85,7 +91,7 @@ def padding_of(chunks: Iterable[Any], rank: int) -> int:
     return sum(p.shape[1] * max(0, min(p.shape[0], (rank + 1) * p.shape[0] - WORDS)) for p in tables)
 
 
-def assemble(offered: Iterable[tuple[RankShards, list[torch.Tensor]]]) -> dict[str, torch.Tensor]:
+def assemble(offered: Offered) -> dict[str, torch.Tensor]:
     """Whole tensors from boxes; boxes of different ranks are equal, with equal bytes, or disjoint."""
     boxes: dict[str, dict[Box, torch.Tensor]] = {}
     shapes = {}
@@ -98,14 +104,13 @@ def assemble(offered: Iterable[tuple[RankShards, list[torch.Tensor]]]) -> dict[s
 
 
 def place(shape: tuple[int, ...], parts: dict[Box, torch.Tensor]) -> torch.Tensor:
-    whole = torch.zeros(shape, dtype=next(iter(parts.values())).dtype)
+    tensor = torch.zeros(shape, dtype=next(iter(parts.values())).dtype)
     count = torch.zeros(shape, dtype=torch.int8)
     for box, view in parts.items():
-        where = tuple(slice(lo, hi) for lo, hi in box)
-        whole[where] = view
-        count[where] += 1
+        tensor[as_slices(box)] = view
+        count[as_slices(box)] += 1
     assert bool((count == 1).all()), "a hole or an overlap"
-    return whole
+    return tensor
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -113,6 +118,44 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype, name
         assert torch.equal(found[name], tensor), name
+
+
+def refitted(offered: Offered, expected: dict[str, torch.Tensor], ranks: int) -> Iterator[dict[str, torch.Tensor]]:
+    """The checkpoint as an engine of so many ranks gets it, each with its part of the rows; once from the first and once from the last owners."""
+    coordinates = [CoordinateNeeds(f"tp{rank}", tuple(rows_of(name, tensor, rank, ranks) for name, tensor in expected.items())) for rank in range(ranks)]
+    made = plan([facts for facts, _ in offered], {"engine": coordinates}, redundancy=2)
+    sources = {facts.rank: made.source(facts.rank) for facts, _ in offered}
+    arenas = {}
+    for facts, views in offered:
+        arena = arenas[facts.rank] = torch.zeros(sources[facts.rank].arena_bytes, dtype=torch.uint8)
+        for copy in sources[facts.rank].copies:
+            part = views[copy.shard][as_slices(copy.box)]
+            typed(arena[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, tuple(part.shape)).copy_(part)
+    for owner in (0, -1):
+        found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+        for coordinate in coordinates:
+            mine = made.coordinate("engine", coordinate.id)
+            arena = torch.zeros(mine.arena_bytes, dtype=torch.uint8)
+            for index, at in mine.offsets.items():
+                run = made.runs[index]
+                start = sources[run.owners[owner]].offsets[index]
+                arena[at : at + run.bytes] = arenas[run.owners[owner]][start : start + run.bytes]
+            for copy in mine.copies:
+                part = found[copy.parameter][as_slices(coordinate.needs[copy.need].box)]
+                part[as_slices(copy.at)] = typed(arena[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, copy.shape)
+        yield found
+
+
+def rows_of(name: str, tensor: torch.Tensor, rank: int, ranks: int) -> Need:
+    """This rank's part of the rows, as a parameter of its own; everything where they do not divide."""
+    rows, rest = tensor.shape[0], whole(tuple(tensor.shape[1:]))
+    lo, hi = (rank * rows // ranks, (rank + 1) * rows // ranks) if rows % ranks == 0 else (0, rows)
+    parameter = Parameter(name, Dtype(str(tensor.dtype).removeprefix("torch.")), (hi - lo, *tensor.shape[1:]))
+    return Need(name, ((lo, hi), *rest), parameter, whole(parameter.shape))
+
+
+def as_slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(lo, hi) for lo, hi in box)
 
 
 def test_the_padded_rows_of_the_last_ranks_are_no_shards() -> None:
@@ -135,9 +178,9 @@ def test_views_follow_memory_that_megatron_moves() -> None:
         assert source.view(index).unique().tolist() == [3.0]
 
 
-def test_parameters_are_published_in_the_wire_dtype_and_buffers_in_their_own() -> None:
+def test_parameters_are_published_in_the_given_dtype_and_buffers_in_their_own() -> None:
     model = {**QWEN_MOE, **SHARED, **DEEPSEEK}
     (rank,) = Trainer(World(), model).ranks()
-    shards = MegatronSource(rank.chunks, rank.mesh, "deepseek_v3", WORDS, wire=Dtype.FLOAT16).shards().shards
+    shards = MegatronSource(rank.chunks, rank.mesh, "deepseek_v3", WORDS, dtype=Dtype.FLOAT16).shards().shards
     assert {shard.tensor.dtype for shard in shards if "correction" not in shard.tensor.name} == {Dtype.FLOAT16}
     assert {shard.tensor.dtype for shard in shards if "correction" in shard.tensor.name} == {Dtype.FLOAT32}

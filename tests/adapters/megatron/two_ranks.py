@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import torch
-from refit_runtime.adapters.megatron.mesh import Axis, Mesh
+from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.source import MegatronSource
 
 from e2e.workloads.checkpoint import export
-from e2e.workloads.megatron_cpu import cpu
+from e2e.workloads.megatron_cpu import cpu, parallel_state
 from e2e.workloads.megatron_llama import Training, build, groups
 from e2e.workloads.settings import Launched
 from e2e.workloads.tiny_llama import TinyLlama
@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with groups(place.world_size, 60), cpu():
         model = build(sizes, place.world_size, seed=1)
-        source = MegatronSource([model], Mesh(place.rank, tp=Axis(place.rank, place.world_size), etp=Axis(place.rank, place.world_size)), "llama", sizes.words)
+        source = MegatronSource([model], Mesh.of(parallel_state, place.rank), "llama", sizes.words)
         training = Training(model, sizes, rate=1e-2, seed=1)
         losses = []
         for version in range(2):

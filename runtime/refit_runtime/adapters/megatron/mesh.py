@@ -1,4 +1,4 @@
-"""A trainer rank's place on Megatron's parallel axes, given as facts: nothing here reads a process group."""
+"""A trainer rank's place on Megatron's parallel axes, given as facts: nothing here looks for a global process group."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ class Mesh:
     ep: Axis = ALONE
     etp: Axis = ALONE
     dp: Axis = ALONE
+
+    @classmethod
+    def of(cls, state: Any, rank: int) -> Mesh:
+        """The facts as `state`, megatron.core's initialised `parallel_state`, has them."""
+        replicas = Axis(state.get_data_parallel_rank(with_context_parallel=True), state.get_data_parallel_world_size(with_context_parallel=True))
+        return cls(
+            rank,
+            tp=Axis(state.get_tensor_model_parallel_rank(), state.get_tensor_model_parallel_world_size()),
+            pp=Axis(state.get_pipeline_model_parallel_rank(), state.get_pipeline_model_parallel_world_size()),
+            ep=Axis(state.get_expert_model_parallel_rank(), state.get_expert_model_parallel_world_size()),
+            etp=Axis(state.get_expert_tensor_parallel_rank(), state.get_expert_tensor_parallel_world_size()),
+            dp=replicas,
+        )
 
     def check(self, config: Any) -> None:
         """Raises UnsupportedLayout where the model was built for other sizes."""

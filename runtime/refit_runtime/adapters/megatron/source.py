@@ -1,6 +1,7 @@
 """A Megatron rank as a `WeightSource`: facts at construction, live memory at every `view`.
 
 Parameters are looked up again for every view, for Megatron moves `parameter.data` when it builds gradient and optimizer buffers.
+With a distributed optimizer that gathers parameters during the next forward pass, gather them (`start_param_sync`) before publishing.
 A tied output on the embedding's stage is the same memory and adds nothing; on another stage it is an equal copy.
 """
 
@@ -34,13 +35,13 @@ class Held:
 class MegatronSource:
     """`chunks` are the rank's model, or its virtual stages. `names` is a family (`model_type` of config.json) or a mapping.
 
-    `vocabulary` is the checkpoint's number of words. `wire` is the dtype that parameters are published in, if not their own; buffers keep theirs.
+    `vocabulary` is the checkpoint's number of words. `dtype` is what parameters are published in, if not their own; buffers keep theirs.
     """
 
-    def __init__(self, chunks: Sequence[Any], mesh: Mesh, names: str | Names, vocabulary: int, wire: Dtype | None = None) -> None:
+    def __init__(self, chunks: Sequence[Any], mesh: Mesh, names: str | Names, vocabulary: int, dtype: Dtype | None = None) -> None:
         table = family(names) if isinstance(names, str) else names
         found = (leaves(chunk, mesh, vocabulary, f"model[{index}]" if len(chunks) > 1 else "") for index, chunk in enumerate(chunks))
-        self._held = tuple(held for of_chunk in found for leaf in of_chunk for held in shards_of(leaf, table, wire))
+        self._held = tuple(held for of_chunk in found for leaf in of_chunk for held in shards_of(leaf, table, dtype))
         self._facts = RankShards(mesh.rank, mesh.dp.rank, tuple(held.shard for held in self._held))
         refuse_twice(self._held)
 
@@ -58,11 +59,11 @@ class MegatronSource:
         return memory[tuple(slice(lo, hi) for lo, hi in held.part)]
 
 
-def shards_of(leaf: Leaf, names: Names, wire: Dtype | None) -> Iterator[Held]:
-    tensors = tensor_names(leaf, names)
-    dtype = wire if wire is not None and leaf.attribute in leaf.module._parameters else dtype_of(leaf)
+def shards_of(leaf: Leaf, names: Names, dtype: Dtype | None) -> Iterator[Held]:
+    tensors, own = tensor_names(leaf, names), dtype_of(leaf)
+    published = dtype if dtype is not None and leaf.attribute in leaf.module._parameters else own
     for piece in leaf.layout.pieces(tensors):
-        yield Held(Shard(TensorSpec(piece.tensor, dtype, piece.shape), piece.box), leaf, piece.local)
+        yield Held(Shard(TensorSpec(piece.tensor, published, piece.shape), piece.box), leaf, piece.local)
 
 
 def tensor_names(leaf: Leaf, names: Names) -> tuple[str, ...]:
