@@ -4,7 +4,7 @@
                                                   \\-> Fenced               live parameters are a mix, or not what they should be
 
 - Orders are (catalogEpoch, seq); a lower one than the last is refused.
-- A prepared rank starts no other stage until its order's deadline; an abort or a newer order puts it back to Staged.
+- A prepared rank keeps what it would install; its order's deadline, an abort or a newer order puts it back to Staged.
 - Only verified bytes are installed (O6), only whole versions; after a failed copy the rank is fenced until a whole install succeeds.
 - No method raises for what an engine may meet: outcomes are in the report, since a reply that fails would stop the executor's other ranks.
 """
@@ -259,12 +259,18 @@ class GeneratorRank:
         """Raises what the stage met."""
         holding = self._stager.holdings.whole(number)
         if holding is None:
-            raise self._error or StaleOrder(f"version {number} is not staged here", seen=self._wanted, expected=number)
+            raise self.failure()
         return Staged(number, holding.plan_key, holding.root)
+
+    def failure(self) -> RefitError:
+        """What went wrong last."""
+        return self._error if self._error is not None else StaleOrder("the version was superseded by another one", seen=self._wanted)
 
     def report(self) -> RankReport:
         with self._lock:
             progress, served = self._stager.progress, self.live.served
+            if self._phase is RankPhase.PREPARED and self._seams.clock.monotonic() > self._prepared_until:
+                self._phase = RankPhase.STAGED
             held = self._stager.holdings.all()
             whole = [holding for holding in held if holding.complete and not holding.closed]
             arena = next((holding for holding in whole if holding.number == self._wanted), whole[0] if whole else None)

@@ -1,0 +1,55 @@
+"""The three clients over the real world: NIXL, the group's catalog, manifests on the pod's address. Adapters are chosen here and nowhere else.
+
+The transport's agent is made when a client is made, so a client is made before the process group of its process (O1).
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from refit_runtime import control, generator, trainer
+from refit_runtime.adapters.catalog import GrpcCatalog
+from refit_runtime.adapters.clock import SystemClock
+from refit_runtime.ports import Seams
+from refit_runtime.settings import RuntimeSettings
+
+
+def catalog_of(settings: RuntimeSettings) -> GrpcCatalog:
+    return GrpcCatalog(settings.catalog, settings.ca_file, settings.token_file)
+
+
+def seams_of(settings: RuntimeSettings, local_rank: int) -> Seams:
+    """`local_rank`: of this process among those of the pod; each serves its manifests on a port of its own."""
+    from refit_runtime.adapters.host_memory import HostMemory
+    from refit_runtime.adapters.manifests import GrpcManifests
+    from refit_runtime.adapters.nixl import NixlTransport
+
+    return Seams(
+        catalog=catalog_of(settings),
+        transport=NixlTransport(settings.transport, settings.ucx),
+        manifests=GrpcManifests(settings.pod.ip, settings.worker_port + local_rank),
+        memory=HostMemory(),
+        clock=SystemClock(),
+        random=Random(),
+    )
+
+
+class TrainerClient(trainer.TrainerClient):
+    """One trainer rank. `run_id` is read from `REFIT_RUN_ID` or torchrun if it is not given."""
+
+    def __init__(self, settings: RuntimeSettings, rank: int, world: int, *, run_id: str | None = None) -> None:
+        super().__init__(settings, rank, world, seams_of(settings, settings.run.local_rank), run_id)
+
+
+class GeneratorClient(generator.GeneratorClient):
+    """One engine rank that a framework drives."""
+
+    def __init__(self, settings: RuntimeSettings, coordinate: str, *, rank: int = 0, world: int = 1, instance: str = "0") -> None:
+        super().__init__(settings, coordinate, seams_of(settings, rank), rank, world, instance)
+
+
+class ControlClient(control.ControlClient):
+    """An orchestrator's view of one group."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        super().__init__(settings, catalog_of(settings), SystemClock())
