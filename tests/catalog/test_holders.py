@@ -114,6 +114,21 @@ def test_a_lease_that_is_not_renewed_runs_out(ready: World) -> None:
         ready.call("RenewLease", wire.RenewLease(GROUP, READER, 1))
 
 
+def test_a_reader_may_name_more_holders_while_one_of_its_own_is_closing(ready: World) -> None:
+    ready.lease(READER, 1, TRAINERS[0])
+    ready.close(TRAINERS[0], 1)
+    ready.lease(READER, 1, *TRAINERS)
+    assert (ready.close(TRAINERS[0], 1), ready.close(TRAINERS[1], 1)) == (("gen-0",), ("gen-0",))
+    ready.wait(25.0, READER, *TRAINERS)
+    ready.call("RenewLease", wire.RenewLease(GROUP, READER, 1))
+    ready.wait(25.0, READER, *TRAINERS)
+    ready.call("RenewLease", wire.RenewLease(GROUP, READER, 1))
+    ready.wait(12.0, READER, *TRAINERS)
+    with pytest.raises(LeaseLost, match="are over"):  # asking anew does not prolong it
+        ready.lease(READER, 1, *TRAINERS)
+    ready.lease(READER, 1)
+
+
 CLOSED_BY: dict[str, Callable[[World], object]] = {
     "its holder": lambda w: w.close(TRAINERS[0], 1),
     "retirement": lambda w: w.call("RetireVersion", wire.EndVersion(GROUP, 1)),

@@ -96,15 +96,18 @@ def trainers_hold(group: Group, number: int) -> bool:
 
 
 def acquire(group: Group, request: wire.AcquireLease, at: Moment) -> Outcome:
+    """Also renews: what the rank reads from already is under the rules of a renewal, what it names anew must be open."""
     reader = member(group, request.worker)
     entry = find(group, request.number, at.now)
     _check_leasable(group, entry, at.now)
-    for ref in request.holders:
-        _check_holder(group, request.number, ref, at.now)
     generator, key = generator_of(reader.ref), key_of(reader.ref)
     present = group.leases.get(request.number, {}).get(generator)
-    ranks = {**(present.ranks if present is not None else {}), key: frozenset(request.holders)}
-    lease = Lease(ranks=ranks, expires=at.now + group.terms.lease_seconds)
+    ranks = present.ranks if present is not None else {}
+    for ref in request.holders:
+        if ref not in ranks.get(key, ()):
+            _check_holder(group, request.number, ref, at.now)
+    lease = Lease(ranks={**ranks, key: frozenset(request.holders)}, expires=at.now + group.terms.lease_seconds)
+    _check_drain(group, request.number, lease, at.now)
     return group.put_lease(request.number, generator, lease), wire.Leased(group.terms.lease_seconds)
 
 
@@ -132,19 +135,21 @@ def renew(group: Group, request: wire.RenewLease, at: Moment) -> Outcome:
     lease = group.leases.get(request.number, {}).get(generator)
     if lease is None:
         raise LeaseLost(f"pod {generator.pod_uid} has no lease on version {request.number}: stop reading, then take a new one", seen="no lease")
-    closed = _closed_at(group, request.number, lease)
-    if closed is not None and at.now > closed + group.terms.drain_seconds:
-        raise LeaseLost(f"version {request.number} is drained since {group.terms.drain_seconds:g} s after its close: stop reading", seen="closed")
+    _check_drain(group, request.number, lease, at.now)
     lease = replace(lease, expires=at.now + group.terms.lease_seconds)
     return group.put_lease(request.number, generator, lease), wire.Leased(group.terms.lease_seconds)
 
 
-def _closed_at(group: Group, number: int, lease: Lease) -> float | None:
-    """When the first of what the lease reads from was closed."""
+def _check_drain(group: Group, number: int, lease: Lease, now: float) -> None:
+    """Nothing that the lease reads from was closed longer than drainSeconds ago."""
     entry = group.versions.get(number)
     times = [entry.closed_at if entry is not None else None]
     times += [holder.closed_at for holder in group.held(number) if holder.ref in lease.holders()]
-    return min((time for time in times if time is not None), default=None)
+    closed = min((time for time in times if time is not None), default=None)
+    if closed is not None and now > closed + group.terms.drain_seconds:
+        raise LeaseLost(
+            f"version {number}: the {group.terms.drain_seconds:g} s in which readers may finish after a close are over: stop reading", seen="closed"
+        )
 
 
 def release(group: Group, request: wire.ReleaseLease, at: Moment) -> Outcome:
