@@ -42,7 +42,7 @@ def test_without_any_the_error_says_what_helps(tmp_path: Path) -> None:
 
 
 def test_members_are_found_at_any_depth_and_once(unified: Path) -> None:
-    for folder in ("refit", "refit/system", "refit/pods/a"):
+    for folder in ("refit", "refit/system", "refit/pods", "refit/pods/a"):
         (unified / folder).mkdir(parents=True)
         (unified / folder / "cgroup.procs").write_text(f"{os.getpid()}\n")
     assert [member.pid for member in cgroups.members(unified)] == [os.getpid()]
