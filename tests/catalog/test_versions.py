@@ -203,7 +203,7 @@ def test_a_publish_closes_the_version_whose_arena_it_reuses(world: World, ranks:
     assert {holder.closed_at for holder in world.group.held(1)} == {world.now}
     assert world.close(ranks[0], 1) == ("gen-0",)
     with pytest.raises(PeerUnavailable, match="closed"):
-        world.lease(reader, 1, ranks[0])
+        world.lease(world.generator("gen-1"), 1, ranks[0])
 
 
 def test_two_arenas_keep_one_version_beside_the_new_one(make_world: Callable[..., World]) -> None:
