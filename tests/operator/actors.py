@@ -75,7 +75,7 @@ class Trainer(Actor):
 class Generator(Actor):
     """`follow` obeys orders at once, as a fast agent would; `refuse` is the error that it answers a stage with."""
 
-    order: wire.Assignment = wire.Assignment(0, 0, 0, Order.STAGE)
+    order: wire.Assignment = field(default_factory=lambda: wire.Assignment(0, 0, 0, Order.STAGE))
     said: RankReport | None = None
     refuse: wire.ErrorDetail | None = None
     orders: list[wire.Assignment] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -82,10 +83,9 @@ class Stage:
     async def _registered(self, join: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """The catalog answers once the operator has opened the group and written its epoch."""
         for _ in range(100):
-            try:
+            with suppress(CatalogUnavailable):
                 return await join()
-            except CatalogUnavailable:
-                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)
         return await join()
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
 
-from refit_operator.fanout.shape import Shape, Topology
+from refit_operator.fanout.shape import Shape
 
 TRAINERS = ""
 """The parent of who reads from the trainers."""
@@ -88,11 +88,21 @@ class _Tree:
         for name, node in self.nodes.items():
             if node.stage is Stage.READING and name in previous:
                 readers.setdefault(previous[name], []).append(name)
-        row = [TRAINERS, *self.depths]
+        for root in (TRAINERS, *list(self.depths)):
+            self._keep_below(root, readers)
+        lost = {name for names in readers.values() for name in names}
+        for name in sorted(name for name in lost if previous[name] not in lost):  # heads of branches whose own source is gone: the branch moves as one
+            self.place(self.nodes[name])
+            self._keep_below(name, readers)
+
+    def _keep_below(self, root: str, readers: dict[str, list[str]]) -> None:
+        row = [root]
         while row:
             parent = row.pop(0)
+            if parent != TRAINERS and parent not in self.depths:
+                continue
             for name in readers.pop(parent, ()):
-                if parent == TRAINERS or self._has_room(parent):
+                if name not in self.parents and (parent == TRAINERS or self._has_room(parent)):
                     self._link(name, parent)
                     row.append(name)
 
@@ -133,9 +143,7 @@ class _Tree:
         return None
 
     def _trainers_first(self) -> bool:
-        if self.shape.topology is Topology.DIRECT:
-            return True
-        return not any(n.stage is Stage.COMPLETE and not n.leaf for n in self.nodes.values())
+        return self.shape.trainers_first or not any(n.stage is Stage.COMPLETE and not n.leaf for n in self.nodes.values())
 
     def _trainers_have_room(self) -> bool:
         return self.offered and (self.shape.streams is None or self.loads.get(TRAINERS, 0) < self.shape.streams)

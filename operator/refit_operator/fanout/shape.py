@@ -42,12 +42,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`streams`: readers that the trainers serve directly; `fanout`: readers of one generator. None: no limit."""
+    """`streams`: readers that the trainers serve directly; `fanout`: readers of one generator; None: no limit.
+
+    `trainers_first`: also when a peer holds the version.
+    """
 
     topology: Topology
     streams: int | None
     fanout: int | None
     seconds: float
+    trainers_first: bool = False
 
 
 def streams(load: Load, rates: Rates) -> int:
@@ -57,17 +61,18 @@ def streams(load: Load, rates: Rates) -> int:
 
 def shape(asked: str, degree: int, readers_per_source: int | None, load: Load, rates: Rates) -> Shape:
     """`asked`: fanout.topology of the spec. Ties go to the simpler shape."""
+    if asked == Topology.DIRECT.value:
+        return Shape(Topology.DIRECT, readers_per_source, readers_per_source, _direct(load, rates, streams(load, rates)), trainers_first=True)
     fed = streams(load, rates)
     fed = fed if readers_per_source is None else min(fed, readers_per_source)
     chained = readers_per_source if readers_per_source is not None else 1
     branched = readers_per_source if readers_per_source is not None else degree
     made = [
-        Shape(Topology.DIRECT, readers_per_source, readers_per_source, _direct(load, rates, fed)),
+        Shape(Topology.DIRECT, fed, chained, _direct(load, rates, fed)),
         Shape(Topology.CHAIN, fed, chained, _chain(load, rates, fed)),
         Shape(Topology.TREE, fed, branched, _tree(load, rates, fed, max(2, branched))),
     ]
-    allowed = [one for one in made if asked in ("Auto", one.topology.value)]
-    return min(allowed, key=lambda one: one.seconds)
+    return min((one for one in made if asked in ("Auto", one.topology.value)), key=lambda one: one.seconds)
 
 
 def _direct(load: Load, rates: Rates, fed: int) -> float:
