@@ -189,13 +189,16 @@ def test_a_rank_that_serves_no_manifest_is_no_holder(ready: World) -> None:
     assert ready.group.holder(1, silent) is None
 
 
-def test_reports_do_not_go_back(ready: World) -> None:
-    ready.report(READER, seq=5, serving=1)
-    with pytest.raises(StaleOrder, match="overtaken"):
-        ready.report(READER, seq=4)
+def test_a_pod_reports_its_own_ranks_only(ready: World) -> None:
     with pytest.raises(StaleOrder, match="belongs to pod"):
-        ready.report(READER, ready.generator("gen-1"), seq=6)
-    ready.report(READER, seq=1, epoch=2)
+        ready.report(READER, ready.generator("gen-1"))
+
+
+def test_a_restarted_agent_is_heard(ready: World) -> None:
+    """It does not know yet what its ranks were told."""
+    ready.report(READER, seq=5, serving=1)
+    ready.report(READER, seq=0, serving=1)
+    assert next(iter(ready.group.reports.values())).seq == 0
 
 
 def last(world: World, **changed: Callable[[World], object]) -> None:

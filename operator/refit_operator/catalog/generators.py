@@ -27,9 +27,6 @@ def assign(
 def report(group: Group, request: wire.Report, at: Moment) -> Outcome:
     speaker = member(group, request.worker)
     generator = generator_of(speaker.ref)
-    before = group.reports.get(generator)
-    if before is not None and (request.catalog_epoch, request.seq) < (before.catalog_epoch, before.seq) and request.worker == before.worker:
-        raise StaleOrder("a report that was overtaken by a newer one", seen=request.seq, expected=before.seq)
     for rank in request.ranks:
         if generator_of(rank.worker) != generator:
             raise StaleOrder(f"rank {rank.worker.rank} belongs to pod {rank.worker.pod_uid}, not to the reporting one", seen=rank.worker.pod_uid)
