@@ -217,7 +217,7 @@ def _refuse_overlapping_shards(facts: Survey) -> None:
     if found:
         doubled: list[Where] = [{"tensor": tensor, "box": box} for tensor, boxes in _as_given(facts, found) for box in boxes]
         raise OverlappingPlan(
-            f"tensor {doubled[0]['tensor']}: ranks of one replica hold overlapping boxes, or one rank holds bytes twice: {_few(doubled)}",
+            f"tensor {doubled[0]['tensor']}: ranks of one replica hold overlapping boxes, or one rank holds bytes twice, in {_few(doubled)}: correct the shards",
             tensor=doubled[0]["tensor"],
             doubled=json.dumps(doubled),
         )
@@ -242,7 +242,7 @@ def _refuse_overlapping_writes(facts: Survey, parameters: list[_Parameters]) -> 
     if doubled:
         doubled = _in_given_order(facts, doubled)
         where = f"parameter {doubled[0]['param']} of coordinate {doubled[0]['coordinate']}"
-        raise OverlappingPlan(f"{where}: {len(doubled)} boxes would be written twice: {_few(doubled)}", doubled=json.dumps(doubled))
+        raise OverlappingPlan(f"{where}: bytes would be written twice in {_few(doubled)}: correct the needs", doubled=json.dumps(doubled))
 
 
 def _refuse_holes(facts: Survey, parameters: list[_Parameters]) -> None:
@@ -263,7 +263,7 @@ def _refuse_holes(facts: Survey, parameters: list[_Parameters]) -> None:
         first = missing[0]
         where = f"tensor {first['tensor']}" if "tensor" in first else f"parameter {first['param']} of coordinate {first['coordinate']}"
         advice = "publish them" if "tensor" in first else "find what should write them, or declare the parameter as unwritten"
-        raise IncompletePlan(f"{where}: {len(missing)} boxes are missing: {_few(missing)}: {advice}", tensor=first.get("tensor"), missing=json.dumps(missing))
+        raise IncompletePlan(f"{where}: bytes are missing in {_few(missing)}: {advice}", tensor=first.get("tensor"), missing=json.dumps(missing))
 
 
 def _of_parameters(facts: Survey, one: _Parameters, boxes: list[Box], but: frozenset[str]) -> list[Where]:
@@ -319,4 +319,4 @@ def words(box: Box) -> str:
 
 def _few(found: list[Where]) -> str:
     boxes = ", ".join(json.dumps(entry["box"]) for entry in found[:_FEW])
-    return boxes + (", ..." if len(found) > _FEW else "")
+    return boxes + (f" and {len(found) - _FEW} more boxes" if len(found) > _FEW else "")

@@ -176,7 +176,8 @@ class Plan:
             box, start = relative(form.box, kind.box), offsets[run]
             shards = rows.of(tensors, local[kind])[0]
             copies += (SnapshotCopy(run, start + o, form.bytes, form.dtype, s, box) for o, s in zip(at.tolist(), shards.tolist(), strict=True))
-        return SourcePlan(size, offsets, tuple(sorted(copies, key=lambda copy: copy.offset)))
+        copies.sort(key=lambda copy: copy.offset)
+        return SourcePlan(size, offsets, tuple(copies))
 
     def coordinate(self, class_: str, id: str) -> CoordinatePlan:  # noqa: A002
         which = self._places[class_, id]
@@ -196,7 +197,8 @@ class Plan:
                 for needs in rows.of(tensors, local[kind]):
                     each = zip(places, names, needs.tolist(), strict=True)
                     copies += (InstallCopy(run, o, nbytes, form.dtype, shape, name, need, params[need], kind.perm, to) for o, name, need in each)
-        return CoordinatePlan(sum(self.runs[run].bytes for run in runs), size, offsets, tuple(sorted(copies, key=lambda copy: (copy.offset, copy.need))))
+        copies.sort(key=lambda copy: (copy.offset, copy.parameter, copy.at))
+        return CoordinatePlan(sum(self.runs[run].bytes for run in runs), size, offsets, tuple(copies))
 
     def contents(self, run: int, offset: int, nbytes: int) -> tuple[tuple[str, Box], ...]:
         """The (tensor, box) of every piece that these bytes of a run touch: what an error about a block or chunk names."""

@@ -1,0 +1,72 @@
+"""`refit plan` as people and programs use it: exit codes, JSON, tables, pictures. Tables are compared with golden text: REFIT_GOLDEN=write rewrites it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from refit_runtime.cli.plan import command
+from typer.testing import CliRunner
+
+HERE = Path(__file__).parent
+RUNNER = CliRunner()
+
+EXITS = {
+    "m01-llama-gqa-tp2-to-tp1": (0, "ok"),
+    "c30e-rank-is-a-fraction": (2, "invalid"),
+    "c36b-half-published": (3, "refused"),
+}
+
+
+@pytest.mark.parametrize("run", [(), ("--run",)], ids=["planned", "run"])
+@pytest.mark.parametrize(("case", "expected"), EXITS.items(), ids=EXITS)
+def test_exit_code_and_json(case: str, expected: tuple[int, str], run: tuple[str, ...]) -> None:
+    result = RUNNER.invoke(command, [str(HERE / "cases" / f"{case}.yaml"), "--json", *run])
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["verdict"]) == expected
+    assert ("params" in answer) == ("memory" in answer) == (expected[0] == 0 and bool(run))
+    if expected[0] == 0:
+        assert set(answer) - {"params", "memory"} == {"verdict", "planKey", "coordinates", "sources", "descriptors"}
+
+
+@pytest.mark.parametrize("case", ["m01-llama-gqa-tp2-to-tp1", "m11-llama-dp2-tp2-to-tp1", "m16-two-classes-tp2-and-tp4", "c108a-fsdp4-to-tp2"])
+def test_printed_plan(case: str) -> None:
+    result = RUNNER.invoke(command, [str(HERE / "cases" / f"{case}.yaml"), "--run"])
+    printed = "\n".join(line.rstrip() for line in result.stdout.splitlines()) + "\n"
+    golden = HERE / "golden" / f"{case}.txt"
+    if os.environ.get("REFIT_GOLDEN") == "write":
+        golden.write_text(printed, encoding="utf-8")
+    assert printed == golden.read_text(encoding="utf-8")
+
+
+def test_a_refusal_says_what_is_missing() -> None:
+    result = RUNNER.invoke(command, [str(HERE / "cases" / "c36b-half-published.yaml")])
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == "refused: IncompletePlan: tensor x.weight: bytes are missing in [[4, 8], [0, 4]]: publish them\n"
+
+
+@pytest.mark.parametrize("name", ["nobody.yaml", "."])
+def test_a_file_that_cannot_be_read_is_invalid(tmp_path: Path, name: str) -> None:
+    result = RUNNER.invoke(command, [str(tmp_path / name), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["error"]["type"]) == (2, "InvalidCase")
+
+
+def test_picture(tmp_path: Path) -> None:
+    drawn = tmp_path / "plan.png"
+    result = RUNNER.invoke(command, [str(HERE / "cases" / "m16-two-classes-tp2-and-tp4.yaml"), "--json", "--png", str(drawn)])
+    assert result.exit_code == 0
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_chunks_count_as_descriptors(tmp_path: Path) -> None:
+    case = (HERE / "cases" / "c108a-fsdp4-to-tp2.yaml").read_text(encoding="utf-8")
+    counts = []
+    for size in (1 << 30, 100):
+        path = tmp_path / f"{size}.yaml"
+        path.write_text(case.replace("expect:", f"options: {{chunkBytes: {size}}}\nexpect:"), encoding="utf-8")
+        answer = json.loads(RUNNER.invoke(command, [str(path), "--json"]).stdout)
+        counts.append(answer["descriptors"])
+        assert answer["descriptors"] == sum(-(-run["bytes"] // size) for each in answer["coordinates"].values() for run in each["runs"])
+    assert counts[0] < counts[1]
