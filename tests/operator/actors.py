@@ -24,6 +24,10 @@ class Actor:
     group: GroupRef
     ref: WorkerRef
 
+    async def join(self) -> None:
+        """Registers, and says what it has; again after the catalog lost its memory."""
+        raise NotImplementedError
+
     async def call(self, method: str, request: Any) -> Any:
         return await self.catalog.call(self.group, method, request, LIMIT)
 
@@ -78,12 +82,13 @@ class Generator(Actor):
     order: wire.Assignment = field(default_factory=lambda: wire.Assignment(0, 0, 0, Order.STAGE))
     said: RankReport | None = None
     refuse: wire.ErrorDetail | None = None
+    layout: str = ""
     orders: list[wire.Assignment] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
-    async def join(self, **fields: Any) -> None:
-        await self.register(coordinate="tp0", arena_bytes=BYTES, **fields)
-        await self.say(phase=RankPhase.IDLE)
+    async def join(self) -> None:
+        await self.register(coordinate="tp0", arena_bytes=BYTES, layout=self.layout)
+        await self.say()
         self.task = asyncio.create_task(self.follow())
 
     async def follow(self) -> None:

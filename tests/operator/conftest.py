@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from refit_operator import kube, wiring
-from refit_operator.catalog.memory import MemoryCatalog
-from refit_operator.settings import OperatorSettings
+from refit_operator import kube
 
 from tests.operator.stage import Stage
 
 if TYPE_CHECKING:
     from e2e.cluster.apiserver import ApiServer
+    from e2e.kubectl import Kubectl
 
 
-class SystemClock:
-    def monotonic(self) -> float:
-        return time.monotonic()
+BASE = Path(__file__).parents[2] / "manifests" / "base"
+SERVICE_ACCOUNT = "system:serviceaccount:refit-system:refit-operator"
 
-    def time(self) -> float:
-        return time.time()
+
+@pytest.fixture(scope="session")
+def operator_user(api_server: ApiServer, kubectl: Kubectl) -> Path:
+    """The operator's own identity, with the rights that its manifests grant and no others."""
+    for name in ("namespace.yaml", "rbac.yaml"):
+        kubectl("apply", "--server-side", "-f", str(BASE / name))
+    return api_server.user(SERVICE_ACCOUNT, ("system:serviceaccounts", "system:serviceaccounts:refit-system", "system:authenticated"))
 
 
 @pytest.fixture
-async def stage(api_server: ApiServer) -> AsyncIterator[Stage]:
-    """A namespace of its own with a running operator that watches only it."""
+async def stage(api_server: ApiServer, operator_user: Path) -> AsyncIterator[Stage]:
+    """A namespace of its own, with an operator that watches only it."""
     client = await kube.connect(api_server.kubeconfig)
-    cluster, clock = kube.KubeCluster(client), SystemClock()
-    made = await Stage.make(cluster, MemoryCatalog(clock), f"refit-{time.time_ns():x}")
-    settings = OperatorSettings(
-        namespaces=(made.namespace,), POD_NAMESPACE=made.namespace, catalog_host="127.0.0.1", catalog_port=0, health_port=0, resync_seconds=600.0
-    )
-    flags = wiring.Flags(asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future())
-    parts = wiring.Parts(cluster, made.catalog, clock, partial(kube.connection, client))
-    running = asyncio.create_task(wiring.run(settings, parts, flags))
+    made = await Stage.make(kube.KubeCluster(client), operator_user, f"refit-{time.time_ns():x}")
     try:
-        await asyncio.wait_for(flags.ready.wait(), 30.0)
+        await made.start()
         yield made
     finally:
         await made.close()
-        flags.stop.set()
-        await asyncio.wait_for(running, 30.0)
         await client.close()

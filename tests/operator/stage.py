@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from kubernetes.aio.client import ApiClient
 from refit_api import names
 from refit_api.errors import CatalogUnavailable
 from refit_api.wire import GroupRef, Role, WorkerRef
+from refit_operator import kube, wiring
 from refit_operator.catalog.memory import MemoryCatalog
 from refit_operator.kube import KubeCluster
+from refit_operator.settings import OperatorSettings
 
 from tests.operator.actors import Actor, Generator, Trainer
 
@@ -35,19 +40,71 @@ def refit_group(name: str = "demo", **spec: Any) -> Body:
     return {"apiVersion": names.API_VERSION, "kind": "RefitGroup", "metadata": {"name": name}, "spec": {**whole, **spec}}
 
 
+class SystemClock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def time(self) -> float:
+        return time.time()
+
+
+@dataclass(slots=True)
+class Running:
+    """One life of the operator, as the process would be: its memory ends with it."""
+
+    client: ApiClient
+    catalog: MemoryCatalog
+    flags: wiring.Flags
+    task: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        self.flags.stop.set()
+        await asyncio.wait_for(self.task, 30.0)
+        await self.client.close()
+
+
 @dataclass(slots=True)
 class Stage:
-    """One namespace with its operator. Pods are made here, since no controller runs."""
+    """One namespace with its operator. Pods are made here, since no controller runs. `cluster` is an administrator's."""
 
     cluster: KubeCluster
-    catalog: MemoryCatalog
+    identity: Path
     namespace: str
+    operator: Running | None = None
     actors: list[Actor] = field(default_factory=list)
 
     @classmethod
-    async def make(cls, cluster: KubeCluster, catalog: MemoryCatalog, namespace: str) -> Stage:
+    async def make(cls, cluster: KubeCluster, identity: Path, namespace: str) -> Stage:
         await cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-        return cls(cluster, catalog, namespace)
+        return cls(cluster, identity, namespace)
+
+    async def start(self) -> None:
+        """A new operator process, as far as anybody can see."""
+        assert self.operator is None
+        settings = OperatorSettings(namespaces=(self.namespace,), catalog_host="127.0.0.1", catalog_port=0, health_port=0)
+        client, clock = await kube.connect(self.identity), SystemClock()
+        catalog = MemoryCatalog(clock)
+        flags = wiring.Flags(asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future())
+        parts = wiring.Parts(KubeCluster(client), catalog, clock, partial(kube.connection, client))
+        self.operator = Running(client, catalog, flags, asyncio.create_task(wiring.run(settings, parts, flags)))
+        await asyncio.wait_for(flags.ready.wait(), 30.0)
+
+    async def restart(self) -> None:
+        """The old one is gone, with all that it remembered; workers find the new one."""
+        assert self.operator is not None
+        await self.operator.stop()
+        self.operator = None
+        await self.start()
+        for actor in self.actors:
+            if isinstance(actor, Generator):
+                await actor.leave()
+            actor.catalog = self.catalog
+            await self._registered(actor.join)
+
+    @property
+    def catalog(self) -> MemoryCatalog:
+        assert self.operator is not None
+        return self.operator.catalog
 
     def key(self, name: str = "demo") -> GroupRef:
         return GroupRef(self.namespace, name)
@@ -74,8 +131,8 @@ class Stage:
 
     async def generator(self, name: str, **fields: Any) -> Generator:
         """A generator pod that has registered and follows orders."""
-        made = Generator(self.catalog, self.key(), WorkerRef(await self.pod(name, Role.GENERATOR), Role.GENERATOR, 0, "a"))
-        await self._registered(partial(made.join, **fields))
+        made = Generator(self.catalog, self.key(), WorkerRef(await self.pod(name, Role.GENERATOR), Role.GENERATOR, 0, "a"), **fields)
+        await self._registered(made.join)
         await self.ready(name)
         self.actors.append(made)
         return made
@@ -92,6 +149,8 @@ class Stage:
         for actor in self.actors:
             if isinstance(actor, Generator):
                 await actor.leave()
+        if self.operator is not None:
+            await self.operator.stop()
 
     def path(self, plural: str, name: str = "", prefix: str = GROUP) -> str:
         return f"{prefix}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
