@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from refit_api.errors import PeerUnavailable, VersionRetired
 from refit_api.wire import GetManifest, Manifest, ManifestRun, WorkerRef
 
-from refit_runtime.plan.plan import Run
+from refit_runtime.plan.plan import Chunk, Run
 from refit_runtime.ports import Memory, Transport
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ class Arena:
 
 @dataclass(slots=True)
 class Holding:
-    """A version in a part of the arena: where its runs lie, their block digests, and how much of each is verified.
+    """A version in a part of the arena: where its runs lie, their block digests, and what of them is verified.
 
     `verified[run]` bytes from the run's start may be read by others; a run's digests are all known, and proven against its root, before the first.
+    `chunks` came over the wire and were verified, in any order: a stage that goes on does not read them again.
     """
 
     number: int
@@ -80,15 +81,13 @@ class Holding:
     root: bytes = b""
     digests: dict[int, bytes] = field(default_factory=dict)
     verified: dict[int, int] = field(default_factory=dict)
+    chunks: set[Chunk] = field(default_factory=set)
+    verified_bytes: int = 0
     closed: bool = False
 
     @property
     def bytes(self) -> int:
         return sum(run.bytes for run in self.runs)
-
-    @property
-    def verified_bytes(self) -> int:
-        return sum(self.verified.values())
 
     @property
     def complete(self) -> bool:

@@ -85,7 +85,7 @@ class LiveParameters:
         holdings.parts[served.part] = None
         self.copy_list(served).gather()
         verified = {run.index: run.bytes for run in served.runs}
-        self.served = Holding(served.number, served.plan_key, served.part, served.runs, served.offsets, served.root, served.digests, verified)
+        self.served = Holding(served.number, served.plan_key, served.part, served.runs, served.offsets, served.root, served.digests, verified, served.chunks)
         holdings.parts[served.part] = self.served
 
     def _digests(self, holding: Holding) -> Digests:

@@ -61,8 +61,7 @@ class Pull:
         self._goal, self._arena, self._seams, self._lease, self._cancelled = goal, arena, seams, lease, cancelled
         start = arena.start(goal.holding.part)
         placed = [(chunk, start + goal.holding.offsets[run.index] + chunk.offset) for run in goal.holding.runs for chunk in chunks(run, goal.chunk_bytes)]
-        self._verified = {chunk for chunk, _ in placed if goal.holding.verified.get(chunk.run, 0) >= chunk.offset + chunk.bytes}
-        self._waiting = deque(Piece(chunk, local) for chunk, local in placed if chunk not in self._verified)
+        self._waiting = deque(Piece(chunk, local) for chunk, local in placed if chunk not in goal.holding.chunks)
         self._offers = Offers(goal, seams, connections, lease, placed, find)
         self._flights: list[Flight] = []
         self._checks: dict[Future[int | None], tuple[Piece, Offer]] = {}
@@ -84,6 +83,7 @@ class Pull:
             raise StaleOrder(f"the stage of version {self._goal.holding.number} was superseded")
         if self._seams.clock.monotonic() > self._goal.deadline:
             raise self._late()
+        self._lease.left()
         moved = self._post() | self._land(pool) | self._judge()
         self._drop_slow()
         self._offers.look()
@@ -127,23 +127,28 @@ class Pull:
 
     def _land(self, pool: ThreadPoolExecutor) -> bool:
         """Reads that ended: verified next, or asked for elsewhere."""
-        ended = [flight for flight in self._flights if self._ended(flight)]
-        self._flights = [flight for flight in self._flights if flight not in ended]
-        for flight in ended:
-            if flight.offer.gone is not None:  # whether all of it arrived is unknown
+        flying: list[Flight] = []
+        for flight in self._flights:
+            arrived = self._arrived(flight)
+            if arrived is None:
+                flying.append(flight)
+            elif arrived:
+                flight.offer.arrived(self._seams.clock.monotonic())
+                self.read_from[flight.offer.source.worker.role] += flight.piece.chunk.bytes
+                self._checks[pool.submit(self._first_wrong, flight.piece)] = flight.piece, flight.offer
+            else:
                 self._waiting.append(flight.piece)
-                continue
-            flight.offer.arrived(self._seams.clock.monotonic())
-            self.read_from[flight.offer.source.worker.role] += flight.piece.chunk.bytes
-            self._checks[pool.submit(self._first_wrong, flight.piece)] = flight.piece, flight.offer
-        return bool(ended)
+        moved = len(flying) < len(self._flights)
+        self._flights = flying
+        return moved
 
-    def _ended(self, flight: Flight) -> bool:
+    def _arrived(self, flight: Flight) -> bool | None:
+        """None: the read is still outstanding."""
         try:
-            return flight.transfer.done()
+            return True if flight.transfer.done() else None
         except (PeerError, TransferError) as error:
             self._offers.give_up(flight.offer, error)
-            return True
+            return False
 
     def _first_wrong(self, piece: Piece) -> int | None:
         """The first block of the chunk whose bytes are not the published ones."""
@@ -160,7 +165,8 @@ class Pull:
             piece, offer = self._checks.pop(future)
             wrong = future.result()
             if wrong is None:
-                self._verified.add(piece.chunk)
+                self._goal.holding.chunks.add(piece.chunk)
+                self._goal.holding.verified_bytes += piece.chunk.bytes
                 self._extend(piece.chunk.run)
                 continue
             piece.refused.append(offer.source.worker)
@@ -172,7 +178,7 @@ class Pull:
         """What of a run is verified from its start: that is what we offer in turn."""
         at = self._goal.holding.verified.get(run, 0)
         for chunk in chunks(self._goal.plan.runs[run], self._goal.chunk_bytes)[at // self._goal.chunk_bytes :]:
-            if chunk not in self._verified:
+            if chunk not in self._goal.holding.chunks:
                 break
             at = chunk.offset + chunk.bytes
         self._goal.holding.verified[run] = at
@@ -207,7 +213,7 @@ class Pull:
         """Waits for what is outstanding: nothing may land after the stage is over."""
         until = self._seams.clock.monotonic() + SETTLE_SECONDS
         while True:
-            self._flights = [flight for flight in self._flights if not self._ended(flight)]
+            self._flights = [flight for flight in self._flights if self._arrived(flight) is None]
             if not self._flights:
                 return
             if self._seams.clock.monotonic() > until:

@@ -173,7 +173,8 @@ class LocalCatalog:
             started.set_exception(error)
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
 
 
 def _recorded(state: VersionState) -> RecordedVersion:
