@@ -145,7 +145,7 @@ class LocalBuilder:
         return image
 
     def export(self, image: str, archive: Path) -> None:
-        call([*self._buildah(), "push", "--quiet", image, f"oci-archive:{archive}:{image}"], seconds=BUILD_SECONDS)
+        call([*self._buildah(), "push", "--quiet", "--disable-compression", image, f"oci-archive:{archive}:{image}"], seconds=BUILD_SECONDS)
 
     def _ensure_base(self) -> None:
         if self.has(self.base):
