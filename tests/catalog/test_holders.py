@@ -10,7 +10,7 @@ import pytest
 from refit_api import wire
 from refit_api.errors import LeaseLost, PeerUnavailable, RefitError, StaleOrder, VersionRetired
 from refit_api.wire import Role, WorkerRef
-from refit_operator.catalog.facts import Pending
+from refit_operator.catalog.facts import GeneratorKey, Pending
 from refit_operator.catalog.workers import class_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_sources_are_told_by_slot_and_by_coordinate_of_the_class(ready: World) -
     def sources(**fields: Any) -> list[str]:
         return sorted(source.worker.pod_uid for source in ready.call("ListShards", wire.ListShards(GROUP, 1, **fields)).sources)
 
-    name = class_of(ready.group, ready.group.ranks(next(key for key in ready.group.engines() if key.pod_uid == "gen-1")))
+    name = class_of(ready.group, GeneratorKey("gen-1", "0"))
     assert sources() == ["trainer-0", "trainer-1"]
     assert sources(slots=("1",), coordinate="tp0", class_hash=name) == ["gen-1", "trainer-1"]
     assert sources(slots=("1",), coordinate="tp0") == ["gen-1", "gen-2", "trainer-1"]

@@ -105,7 +105,8 @@ class Fleet(RuleBasedStateMachine):
         number = self.memory.get(holder, 0)
 
         def act() -> None:
-            self.world.lease(ref, number, holder)
+            others = [other for reading, other, version in self.reads if (reading, version) == (ref, number)]
+            self.world.lease(ref, number, *others, holder)  # a lease names all that it is about
             if self.memory.get(holder) == number:
                 self.reads[ref, holder, number] = self.world.now + 15.0 - MARGIN
 
@@ -175,9 +176,9 @@ class Fleet(RuleBasedStateMachine):
             self.world.generator(ref.pod_uid, incarnation=ref.incarnation)
             if number:
                 self.world.report(ref, serving=number, arena=number, arena_complete=True, epoch=self.world.group.epoch)
-        for reader, holder, read in list(self.reads):
-            if reader == ref and self.reads[reader, holder, read] > self.world.now:
-                self.attempt(lambda holder=holder, read=read: self.world.lease(ref, read, holder))
+        for number in {read for reader, _, read in self.reads if reader == ref}:
+            sources = [holder for reader, holder, read in self.reads if (reader, read) == (ref, number)]
+            self.attempt(lambda number=number, sources=sources: self.world.lease(ref, number, *sources))
 
     def lose_catalog(self) -> None:
         kept = [
@@ -199,6 +200,12 @@ class Fleet(RuleBasedStateMachine):
             self.phases[number] = phase
             if entry.version.root:
                 assert self.roots.setdefault(number, entry.version.root) == entry.version.root
+
+    @invariant()
+    def the_index_of_engines_is_that_of_the_workers(self) -> None:
+        listed = [key for keys in self.world.group.engines.values() for key in keys]
+        assert set(listed) == {key for key in self.world.group.workers if key.role is Role.GENERATOR}
+        assert len(listed) == len(set(listed))
 
     @invariant()
     def leases_are_on_living_versions(self) -> None:

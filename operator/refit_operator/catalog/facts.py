@@ -148,8 +148,9 @@ class Entry:
 class Group:
     """Everything. `epoch_written`: the RefitGroup shows this epoch, so calls may be answered. `settled_at`: from then on, absent means gone.
 
-    `ceiling`: numbers up to it may be given. `orders` counts assignments: the next one's seq. `runs`: the present trainer run and those it replaced.
-    `replaced`: incarnations that must not come back. `skipped`: keys of publishes that found the arena busy, with their plan key.
+    `ceiling`: numbers up to it may be given. `orders` counts assignments: the next one's seq. `runs`: the present trainer run and those it
+    replaced. `engines`: the registered ranks of each generator, in order. `replaced`: incarnations that must not come back. `skipped`: keys of
+    publishes that found the arena busy, with their plan key.
     """
 
     ref: wire.GroupRef
@@ -164,6 +165,7 @@ class Group:
     current: int = 0
     protected: frozenset[int] = frozenset()
     workers: Mapping[WorkerKey, Worker] = field(default_factory=dict)
+    engines: Mapping[GeneratorKey, tuple[WorkerKey, ...]] = field(default_factory=dict)
     replaced: Mapping[WorkerKey, tuple[str, ...]] = field(default_factory=dict)
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     classes: Mapping[str, EngineClass] = field(default_factory=dict)
@@ -191,16 +193,22 @@ class Group:
         return {worker.ref.rank: worker for worker in self.workers.values() if worker.ref.role is Role.TRAINER and worker.run_id == self.run_id}
 
     def ranks(self, generator: GeneratorKey) -> list[Worker]:
-        found = [worker for key, worker in self.workers.items() if key.role is Role.GENERATOR and generator_of(key) == generator]
-        return sorted(found, key=lambda worker: worker.ref.rank)
+        return [self.workers[key] for key in self.engines.get(generator, ())]
 
-    def engines(self) -> dict[GeneratorKey, list[Worker]]:
-        """All generators at once, ranks in order."""
-        found: dict[GeneratorKey, list[Worker]] = {}
-        for key, worker in sorted(self.workers.items(), key=lambda pair: pair[0].rank):
-            if key.role is Role.GENERATOR:
-                found.setdefault(generator_of(key), []).append(worker)
-        return found
+    def put_worker(self, worker: Worker) -> Group:
+        key, engines = key_of(worker.ref), self.engines
+        if key.role is Role.GENERATOR and key not in self.workers:
+            ranks = (*engines.get(generator_of(key), ()), key)
+            engines = {**engines, generator_of(key): tuple(sorted(ranks, key=lambda rank: rank.rank))}
+        return replace(self, workers={**self.workers, key: worker}, engines=engines)
+
+    def drop_workers(self, keys: set[WorkerKey]) -> Group:
+        """With what they hold; a generator's report goes with its last rank."""
+        touched = {generator_of(key) for key in keys if key.role is Role.GENERATOR}
+        left = {generator: tuple(rank for rank in self.engines.get(generator, ()) if rank not in keys) for generator in touched}
+        gone = {generator for generator, ranks in left.items() if not ranks}
+        engines = without({**self.engines, **left}, gone)
+        return replace(self.drop_holders(keys), workers=without(self.workers, keys), engines=engines, reports=without(self.reports, gone))
 
     def held(self, number: int, role: Role | None = None) -> list[Holder]:
         """Those who offer a version, closed or not."""

@@ -23,13 +23,12 @@ from refit_operator.catalog.workers import class_of, member
 
 def list_shards(group: Group, request: wire.ListShards, at: Moment) -> Outcome:
     find(group, request.number, at.now)
-    engines = group.engines() if request.class_hash else {}
     found = []
     for holder in group.held(request.number):
         if holder.ref.role is Role.TRAINER:
             wanted = not request.slots or any(slot in request.slots for slot in holder.shards)
         else:
-            alike = not request.class_hash or class_of(group, engines.get(generator_of(holder.ref), [])) == request.class_hash
+            alike = not request.class_hash or class_of(group, generator_of(holder.ref)) == request.class_hash
             wanted = bool(request.coordinate) and holder.coordinate == request.coordinate and alike
         if wanted:
             found.append(source_of(holder))
@@ -72,9 +71,8 @@ def _is_last(group: Group, worker: Worker, number: int) -> bool:
     target = order.target if order is not None else max((n for n, entry in group.versions.items() if entry.version.phase is VersionPhase.READY), default=0)
     if target in (0, number) or trainers_hold(group, target):
         return False
-    engines = group.engines()
-    name = class_of(group, engines[generator_of(worker.ref)])
-    peers = {generator for generator, ranks in engines.items() if class_of(group, ranks) == name} - {generator_of(worker.ref)}
+    name = class_of(group, generator_of(worker.ref))
+    peers = {generator for generator in group.engines if class_of(group, generator) == name} - {generator_of(worker.ref)}
 
     def held_by_others(version: int) -> bool:
         return any(
@@ -143,8 +141,9 @@ def renew(group: Group, request: wire.RenewLease, at: Moment) -> Outcome:
 def _check_drain(group: Group, number: int, lease: Lease, now: float) -> None:
     """Nothing that the lease reads from was closed longer than drainSeconds ago."""
     entry = group.versions.get(number)
+    named = [(ref, group.holder(number, ref)) for ref in lease.holders()]
     times = [entry.closed_at if entry is not None else None]
-    times += [holder.closed_at for holder in group.held(number) if holder.ref in lease.holders()]
+    times += [holder.closed_at for ref, holder in named if holder is not None and holder.ref == ref]
     closed = min((time for time in times if time is not None), default=None)
     if closed is not None and now > closed + group.terms.drain_seconds:
         raise LeaseLost(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from refit_api.wire import Role
 
-from refit_operator.catalog.facts import Entry, GeneratorKey, Group, Worker, WorkerKey, key_of
+from refit_operator.catalog.facts import Entry, GeneratorKey, Group, WorkerKey
 from refit_operator.catalog.holders import trainers_hold
 from refit_operator.catalog.model import wanted_ceiling
 from refit_operator.catalog.workers import class_of
@@ -26,23 +26,23 @@ def observe(group: Group, now: float) -> CatalogFacts:
         wants=wants,
         world=next((worker.world for worker in trainers.values()), 0),
         trainers=tuple(TrainerRank(worker.ref, worker.run_id) for _, worker in sorted(trainers.items())),
-        generators=tuple(_generator(group, key, ranks) for key, ranks in sorted(group.engines().items(), key=lambda pair: (pair[0].pod_uid, pair[0].instance))),
+        generators=tuple(_generator(group, key) for key in sorted(group.engines, key=lambda key: (key.pod_uid, key.instance))),
         versions=tuple(_version(group, entry) for _, entry in sorted(group.versions.items())),
         protected=group.protected,
     )
 
 
-def _generator(group: Group, key: GeneratorKey, workers: list[Worker]) -> Generator:
-    report = group.reports.get(key)
+def _generator(group: Group, key: GeneratorKey) -> Generator:
+    workers, report = group.ranks(key), group.reports.get(key)
     said = {rank.worker: rank for rank in report.ranks} if report is not None else {}
     ranks = tuple(GeneratorRank(worker.ref, worker.coordinate, worker.endpoint, said.get(worker.ref)) for worker in workers)
     return Generator(
         pod_uid=key.pod_uid,
         instance=key.instance,
-        class_hash=class_of(group, workers),
+        class_hash=class_of(group, key),
         whole=len(workers) == workers[0].world and all(rank.report is not None for rank in ranks),
         ranks=ranks,
-        offers=_offers(group, {key_of(worker.ref) for worker in workers}),
+        offers=_offers(group, group.engines[key]),
         heard=(report.catalog_epoch, report.seq) if report is not None else (0, 0),
         fenced=report.fenced if report is not None else False,
         error=report.error if report is not None else None,
@@ -51,7 +51,7 @@ def _generator(group: Group, key: GeneratorKey, workers: list[Worker]) -> Genera
     )
 
 
-def _offers(group: Group, ranks: set[WorkerKey]) -> Mapping[int, bool]:
+def _offers(group: Group, ranks: tuple[WorkerKey, ...]) -> Mapping[int, bool]:
     found = {}
     for number, held in group.holders.items():
         mine = [held[key] for key in ranks if key in held]

@@ -135,10 +135,9 @@ def get(group: Group, request: wire.GetVersion, at: Moment) -> Outcome:
     known = entry.run_roots()
     wanted = request.runs or tuple(known)
     rebuilding = entry.version.phase is VersionPhase.READY and (len(entry.roots) < entry.expected or not set(wanted) <= set(known))
-    engines, reports = group.engines(), group.reports
-    serving = sum(key in reports and all(rank.serving == request.number for rank in reports[key].ranks) for key in engines)
+    serving = sum(all(rank.serving == request.number for rank in report.ranks) for report in group.reports.values())
     roots = {run: known[run] for run in wanted if run in known} if entry.version.root else {}
-    reply = wire.VersionFacts(version=entry.version, run_roots=roots, generators=len(engines), serving=serving)
+    reply = wire.VersionFacts(version=entry.version, run_roots=roots, generators=len(group.engines), serving=serving)
     if rebuilding:
         text = f"the run roots of version {request.number} are not known again yet: its trainers have to register"
         return group, Pending(at.began + request.wait_seconds, CatalogUnavailable(text, retry_after=1.0))

@@ -10,8 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from refit_api import wire
 from refit_api.errors import CatalogUnavailable, Denied, EngineMismatch, NoClass, PeerUnavailable, RefitError, SpecError, StaleOrder, WireMismatch
@@ -21,6 +21,7 @@ from refit_api.wire import Role, VersionPhase
 from refit_operator.catalog.facts import (
     ENDED,
     EngineClass,
+    GeneratorKey,
     Group,
     Moment,
     Outcome,
@@ -66,7 +67,7 @@ def register(group: Group, request: wire.RegisterWorker, at: Moment) -> Outcome:
         arena_bytes=request.arena_bytes,
         expires=at.now + group.terms.lease_seconds,
     )
-    group = _classify(replace(group, workers={**group.workers, key: worker}), worker)
+    group = _classify(group.put_worker(worker), worker)
     terms = group.terms
     want = request.layout not in group.blobs
     return group, wire.Registered(catalog_epoch=group.epoch, group_uid=terms.uid, group_key=b"", lease_seconds=terms.lease_seconds, want_layout=want)
@@ -136,10 +137,7 @@ def _drop(group: Group, keys: set[WorkerKey], reads: bool) -> Group:
             if keys & set(lease.ranks):
                 left = without(lease.ranks, keys)
                 group = group.put_lease(number, generator, replace(lease, ranks=left) if left else None)
-    workers = without(group.workers, keys)
-    staying = {generator_of(key) for key in workers if key.role is Role.GENERATOR}
-    gone = {generator_of(key) for key in keys if key.role is Role.GENERATOR} - staying
-    return replace(group.drop_holders(keys), workers=workers, reports=without(group.reports, gone))
+    return group.drop_workers(keys)
 
 
 def heartbeat(group: Group, request: wire.Heartbeat, at: Moment) -> Outcome:
@@ -152,7 +150,7 @@ def heartbeat(group: Group, request: wire.Heartbeat, at: Moment) -> Outcome:
 
 def beat(group: Group, worker: Worker, now: float) -> Group:
     alive = replace(worker, expires=now + group.terms.lease_seconds)
-    return replace(group, workers={**group.workers, key_of(worker.ref): alive})
+    return group.put_worker(alive)
 
 
 def deregister(group: Group, request: wire.Deregister, at: Moment) -> Outcome:
@@ -178,7 +176,7 @@ def expire(group: Group, now: float) -> Group:
     silent = {key for key, worker in group.workers.items() if worker.expires <= now}
     if silent:
         group = _drop(group, silent, reads=False)
-    populated = {class_of(group, ranks) for ranks in group.engines().values()}
+    populated = {class_of(group, generator) for generator in group.engines}
     patience = group.terms.lease_seconds + group.terms.drain_seconds
     classes: dict[str, EngineClass] = {}
     for name, known in group.classes.items():
@@ -191,21 +189,27 @@ def expire(group: Group, now: float) -> Group:
     return replace(group, classes=classes) if classes != group.classes else group
 
 
-def class_of(group: Group, ranks: Sequence[Worker]) -> str:
-    """The hash of the needs of a generator with these ranks; empty until all of them and their layouts are here."""
+def class_of(group: Group, generator: GeneratorKey) -> str:
+    """The hash of a generator's needs; empty until all its ranks and their layouts are here."""
+    ranks = group.ranks(generator)
     if not ranks or len(ranks) < ranks[0].world or any(rank.layout not in group.blobs for rank in ranks):
         return ""
-    return content_hash(canonical({rank.coordinate: rank.layout for rank in ranks}))
+    return _class_hash(tuple((rank.coordinate, rank.layout) for rank in ranks))
+
+
+@lru_cache(maxsize=64)
+def _class_hash(layouts: tuple[tuple[str, str], ...]) -> str:
+    return content_hash(canonical(dict(layouts)))
 
 
 def _classify(group: Group, worker: Worker) -> Group:
     if worker.ref.role is not Role.GENERATOR:
         return group
-    ranks = group.ranks(generator_of(worker.ref))
-    name = class_of(group, ranks)
+    name = class_of(group, generator_of(worker.ref))
     if not name or (name in group.classes and group.classes[name].empty_since is None):
         return group
-    return replace(group, classes={**group.classes, name: EngineClass({rank.coordinate: rank.layout for rank in ranks})})
+    coordinates = {rank.coordinate: rank.layout for rank in group.ranks(generator_of(worker.ref))}
+    return replace(group, classes={**group.classes, name: EngineClass(coordinates)})
 
 
 def put_layout(group: Group, request: wire.Blob, at: Moment) -> Outcome:
@@ -254,7 +258,7 @@ def missing(group: Group) -> RefitError | None:
     if absent or not world:
         return PeerUnavailable(f"trainer ranks {', '.join(absent) or '(all)'} of {world} have not registered with their layout", retry_after=group.beat_seconds)
     if not group.classes:
-        partial = list(group.engines().items())[:4]
+        partial = [(key, group.ranks(key)) for key in list(group.engines)[:4]]
         seen = "; ".join(f"pod {key.pod_uid}: {len(ranks)} of {ranks[0].world} ranks" for key, ranks in partial) or "no generator"
         return NoClass(f"no engine class has registered all its coordinates, so nothing can be planned (seen: {seen})", retry_after=group.beat_seconds)
     return None
