@@ -1,7 +1,7 @@
-"""Lets megatron.core build and train models on CPU: the three places where it assumes CUDA get a CPU answer.
+"""Lets megatron.core build and train models on CPU: the three places where it assumes CUDA get a CPU answer, and nothing is compiled.
 
 `cpu()` is entered before a model is built and left after its last step: the substitutes are process-wide.
-Importing this module before any other that imports megatron.core keeps its notes about absent CUDA extensions out of the log.
+Import this module before any other that imports megatron.core: the import is where Megatron decides to compile, which needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -9,10 +9,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
-with warnings.catch_warnings():
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of `owner` have these values within it."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+with warnings.catch_warnings(), replaced(torch, compile=lambda function: function):
     warnings.simplefilter("ignore")  # "Transformer Engine and Apex are not installed": true, and wanted here
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -33,14 +48,11 @@ class _OneGenerator(parallel_random.CudaRNGStatesTracker):  # type: ignore[misc]
 @contextmanager
 def cpu() -> Iterator[None]:
     """Within it, megatron.core's current device is the CPU, moving to CUDA stays where it is, and its generators are one."""
-    device, move = torch.cuda.current_device, torch.Tensor.cuda
-    tracker = parallel_random._CUDA_RNG_STATE_TRACKER, parallel_random._CUDA_RNG_STATE_TRACKER_INITIALIZED
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
-    parallel_random._CUDA_RNG_STATE_TRACKER, parallel_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = _OneGenerator(), True
-    try:
+    with (
+        replaced(torch.cuda, current_device=lambda: torch.device("cpu")),
+        replaced(torch.Tensor, cuda=lambda tensor, *_, **__: tensor),
+        replaced(parallel_random, _CUDA_RNG_STATE_TRACKER=_OneGenerator(), _CUDA_RNG_STATE_TRACKER_INITIALIZED=True),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")  # advice about CUDA streams
         yield
-    finally:
-        torch.cuda.current_device = device
-        torch.Tensor.cuda = move  # type: ignore[method-assign]
-        parallel_random._CUDA_RNG_STATE_TRACKER, parallel_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = tracker

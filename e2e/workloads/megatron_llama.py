@@ -11,9 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (the name everybody reads)
 
 from e2e.workloads.megatron_cpu import GPTModel, TransformerConfig, get_gpt_decoder_block_spec, parallel_state
+from e2e.workloads.text import BATCH, LENGTH, text
 from e2e.workloads.tiny_llama import TinyLlama
-
-BATCH, LENGTH = 8, 32
 
 
 @contextmanager
@@ -91,15 +90,3 @@ class Training:
             for master, parameter in zip(self._masters, parameters, strict=True):
                 parameter.copy_(master)
         return loss.item()
-
-
-def text(words: int, seed: int) -> Iterator[torch.Tensor]:
-    """Batches of sentences in a language of one rule, each word follows from the one before, with a few slips."""
-    draw = torch.Generator().manual_seed(seed)
-    while True:
-        sentence = [torch.randint(2, words, (BATCH,), generator=draw)]
-        for _ in range(LENGTH):
-            follows = (sentence[-1] * 5 + 7) % (words - 2) + 2
-            slips = torch.rand(BATCH, generator=draw) < 0.05
-            sentence.append(torch.where(slips, torch.randint(2, words, (BATCH,), generator=draw), follows))
-        yield torch.stack(sentence, dim=1)

@@ -36,3 +36,13 @@ class Launched(BaseSettings):
 
     rank: int
     world_size: int
+
+
+class EngineProgram(BaseSettings):
+    """`ENGINE_*`: the light engine. `fused`: it keeps query, key and value, and gate and up, in one parameter each, as fast engines do."""
+
+    model_config = SettingsConfigDict(env_prefix="ENGINE_", frozen=True, extra="forbid")
+
+    host: str = "0.0.0.0"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    fused: bool = False

@@ -18,10 +18,10 @@ import structlog
 import torch
 from refit_api.errors import PeerError
 from refit_api.wire import Version
+from refit_runtime import TrainerClient
 from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.source import MegatronSource
 from refit_runtime.settings import RuntimeSettings
-from refit_runtime.trainer import TrainerClient
 
 from e2e.workloads.checkpoint import export
 from e2e.workloads.megatron_cpu import cpu, parallel_state
@@ -52,9 +52,10 @@ def train(client: TrainerClient, program: TrainerProgram, place: Launched) -> No
         version = publish(client, step, program.publish_patience_seconds)
         if version is not None and program.export is not None:
             export(model, sizes, program.export / str(version.number))
-        losses = [training.step() for _ in range(program.steps if count + 1 < program.versions else 0)]
-        log.info("published", version=None if version is None else version.number, step=step, rank=place.rank, losses=losses)
-        if losses:
+        log.info("published", version=None if version is None else version.number, step=step, rank=place.rank)
+        if count + 1 < program.versions:
+            losses = [training.step() for _ in range(program.steps)]
+            log.info("trained", steps=program.steps, rank=place.rank, loss=round(losses[-1], 3))
             time.sleep(max(0.0, began + program.interval_seconds - time.monotonic()))
     log.info("all versions are published and stay on offer until this pod ends", rank=place.rank)
     signal.pause()
