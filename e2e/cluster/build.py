@@ -103,7 +103,11 @@ def build(cache: Path, names: Iterable[str]) -> dict[str, Path]:
         )
     (cache / "bin").mkdir(parents=True, exist_ok=True)
     with (cache / "bin" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with step("wait for another build"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
         for program in wanted:
             if not places[program.name].exists():
                 _build_one(program, places[program.name])

@@ -80,6 +80,8 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={keys / 'service-accounts.key'}", f"--service-account-key-file={keys / 'service-accounts.pub'}",
             f"--kubelet-client-certificate={keys / 'apiserver-kubelet-client.crt'}", f"--kubelet-client-key={keys / 'apiserver-kubelet-client.key'}",
+            # nobody resolves the node's name
+            "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-certificate-authority={keys / 'ca.crt'}",
             "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
             f"--audit-policy-file={self.folder / 'audit-policy.json'}", f"--audit-log-path={self.audit_log}",

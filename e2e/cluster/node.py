@@ -150,7 +150,6 @@ SystemdCgroup = false
     def _corefile(self) -> str:
         return f"""\
 {DOMAIN} in-addr.arpa {{
-  bind {NODE_ADDRESS}
   errors
   kubernetes {DOMAIN} in-addr.arpa {{
     kubeconfig {self.folder / "coredns.kubeconfig"} refit
