@@ -19,7 +19,7 @@ from refit_api.errors import DtypeMismatch, IncompletePlan, OverlappingPlan, Pla
 from refit_api.tensors import Box, Dtype, Shape, box_shape, whole
 
 from refit_runtime.plan.boxes import Grid, contains, covered
-from refit_runtime.plan.survey import Group, Survey, alike
+from refit_runtime.plan.survey import Group, Numbers, Survey, alike
 from refit_runtime.plan.table import NeedKind, NeedTable, ShardKind, ShardTable
 
 Casts = Callable[[Dtype, Dtype], bool]
@@ -45,7 +45,7 @@ class _Parameters:
     """Parameters of one coordinate that are written alike: `params` are indices in its table."""
 
     place: int
-    params: tuple[int, ...]
+    params: Numbers
     kinds: tuple[NeedKind, ...]
 
 
@@ -74,7 +74,7 @@ def label(class_: str, coordinate: str) -> str:
 def _parameters(facts: Survey, place: int) -> Iterator[_Parameters]:
     table = facts.coordinates[place][1]
     for params, kinds in alike(table.param.astype(np.int64), table.kind.astype(np.int64), len(table.kinds)):
-        yield _Parameters(place, tuple(params.tolist()), tuple(table.kinds[k] for k in kinds.tolist()))
+        yield _Parameters(place, params, tuple(table.kinds[k] for k in kinds.tolist()))
 
 
 def _one_of_each(facts: Survey, parameters: list[_Parameters]) -> _Facts:
@@ -85,7 +85,7 @@ def _one_of_each(facts: Survey, parameters: list[_Parameters]) -> _Facts:
         place, param = places[one.place], facts.coordinates[one.place][1].params[one.params[0]]
         stated += [(place, param, kind.dtype, kind.param_shape) for kind in one.kinds]
     for class_, table in facts.coordinates:
-        declared = {parameter.name for parameter in table.unwritten}.intersection(table.params)
+        declared = {parameter.name for parameter in table.unwritten}.intersection(table.params if table.unwritten else ())
         stated += [(place, param, kind.dtype, kind.param_shape) for _, place, param, kind in _needs(facts, class_, table, declared)]
         stated += _unwritten(class_, table)
     return _Facts(
@@ -217,7 +217,7 @@ def _refuse_overlapping_shards(facts: Survey) -> None:
     if found:
         doubled: list[Where] = [{"tensor": tensor, "box": box} for tensor, boxes in _as_given(facts, found) for box in boxes]
         raise OverlappingPlan(
-            f"tensor {doubled[0]['tensor']}: ranks of one replica hold overlapping boxes, or one rank holds bytes twice, in {_few(doubled)}: correct the shards",
+            f"tensor {doubled[0]['tensor']}: ranks of one replica overlap, or one rank holds bytes twice, in {_few(doubled)}: correct the shards",
             tensor=doubled[0]["tensor"],
             doubled=json.dumps(doubled),
         )
@@ -268,7 +268,7 @@ def _refuse_holes(facts: Survey, parameters: list[_Parameters]) -> None:
 
 def _of_parameters(facts: Survey, one: _Parameters, boxes: list[Box], but: frozenset[str]) -> list[Where]:
     class_, table = facts.coordinates[one.place]
-    names = [table.params[p] for p in one.params if table.params[p] not in but]
+    names = [table.params[p] for p in one.params.tolist() if table.params[p] not in but]
     return [{"coordinate": label(class_, table.id), "param": name, "box": box} for name in names for box in boxes]
 
 

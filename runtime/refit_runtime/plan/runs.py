@@ -16,7 +16,7 @@ from refit_api.tensors import Box, Dtype, box_elements
 
 from refit_runtime.plan.balance import Balance, Pool, balance
 from refit_runtime.plan.cut import Atom, cut, wire_dtype
-from refit_runtime.plan.survey import Numbers, Survey
+from refit_runtime.plan.survey import Numbers, Survey, stable_order
 
 ALIGNMENT = 256
 
@@ -58,13 +58,13 @@ def lay_out(facts: Survey, kept: Sequence[Numbers], redundancy: int) -> Layout:
     pools: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     pool = np.array([pools.setdefault((f.atom.owners, f.atom.needers), len(pools)) for f in forms], np.int64)[form]
     size = np.array([f.bytes for f in forms], np.int64)[form]
-    order = _stable_order(pool, len(pools))
+    order = stable_order(pool, len(pools))
     lines = _Lines(order, np.searchsorted(pool[order], np.arange(len(pools) + 1)).tolist(), np.cumsum(size[order]))
     shared = balance([Pool(*key, total) for key, total in zip(pools, lines.totals(), strict=True)], [table.replica for table in facts.trainer], redundancy)
     share, splits = _share_out(forms, form, lines, shared)
     forms, tensor, form, share = _split(forms, tensor, form, share, splits)
     keys = [(each.owners, needers) for (_, needers), shares in zip(pools, shared.shares, strict=True) for each in shares]
-    return _in_runs(forms, tensor, form, [keys[i] for i in np.unique(share)], np.unique(share, return_inverse=True)[1])
+    return _in_runs(forms, tensor, form, keys, share)
 
 
 def _atoms(facts: Survey, kept: Sequence[Numbers]) -> tuple[list[Form], Numbers, Numbers]:
@@ -80,11 +80,6 @@ def _atoms(facts: Survey, kept: Sequence[Numbers]) -> tuple[list[Form], Numbers,
             forms.extend(Form(g, atom, atom.box, dtype) for atom in atoms)
     tensor = np.repeat(np.arange(len(facts.names)), count)
     return forms, tensor, first[tensor] + np.arange(len(tensor)) - np.repeat(np.cumsum(count) - count, count)
-
-
-def _stable_order(keys: Numbers, end: int) -> Numbers:
-    """numpy sorts 16-bit keys in linear time."""
-    return np.argsort(keys.astype(np.uint16) if end <= 1 << 16 else keys, kind="stable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +152,12 @@ def _split(
 
 
 def _in_runs(forms: list[Form], tensor: Numbers, form: Numbers, keys: list[tuple[tuple[int, ...], tuple[int, ...]]], share: Numbers) -> Layout:
-    runs = sorted(set(keys))
+    used = np.bincount(share, minlength=len(keys))
+    runs = sorted({key for key, pieces in zip(keys, used.tolist(), strict=True) if pieces})
     index = {key: run for run, key in enumerate(runs)}
-    run = np.array([index[key] for key in keys], np.int64)[share]
+    run = np.array([index.get(key, -1) for key in keys], np.int64)[share]
     items = np.array([8 - form.dtype.bytes for form in forms], np.int64)[form]
-    order = _stable_order(run * 8 + items, len(runs) * 8)
+    order = stable_order(run * 8 + items, len(runs) * 8)
     run, tensor, form = run[order], tensor[order], form[order]
     ends = np.cumsum(np.array([each.bytes for each in forms], np.int64)[form])
     starts = np.searchsorted(run, np.arange(len(runs) + 1))

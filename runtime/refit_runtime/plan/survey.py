@@ -90,30 +90,39 @@ def layer_order(names: Iterable[str]) -> list[str]:
 
 def alike(owners: Numbers, codes: Numbers, codes_end: int) -> Iterator[tuple[Numbers, Numbers]]:
     """Owners that have equal multisets of codes, and those codes; codes are below `codes_end`."""
-    if not len(owners):
-        return
-    keys = np.sort(owners * codes_end + codes)
+    counts = np.bincount(owners)
+    single = counts[owners] == 1
+    yield from _by_code(owners[single], codes[single])
+    keys = np.sort(owners[~single] * codes_end + codes[~single])
     owners = keys // codes_end
     codes = keys - owners * codes_end
-    starts = np.concatenate([[0], np.flatnonzero(owners[1:] != owners[:-1]) + 1])
-    counts = np.diff(starts, append=len(owners))
-    for count in np.unique(counts).tolist():
-        at = starts[counts == count]
-        rows = codes[at[:, None] + np.arange(count)]
-        if count == 1:
-            _, first, label = np.unique(rows[:, 0], return_index=True, return_inverse=True)
-        else:
-            first, label = _equal_rows(rows)
-        by_label = np.argsort(label, kind="stable")
-        ends = np.cumsum(np.bincount(label))
-        for one, members in zip(first.tolist(), np.split(by_label, ends[:-1]), strict=True):
-            yield owners[at[members]], rows[one]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    lengths = counts[owners[starts]]
+    for length in np.unique(lengths).tolist():
+        at = starts[lengths == length]
+        rows = codes[at[:, None] + np.arange(length)]
+        for members in _equal_rows(rows):
+            yield owners[at[members]], rows[members[0]]
 
 
-def _equal_rows(rows: Numbers) -> tuple[Numbers, Numbers]:
-    """The first of each set of equal rows; for each row the number of its set."""
+def _by_code(owners: Numbers, codes: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Owners of one code each."""
+    if not len(owners):
+        return
+    order = stable_order(codes, int(codes.max()) + 1)
+    owners, codes = owners[order], codes[order]
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    for code, members in zip(codes[starts], np.split(owners, starts[1:]), strict=True):
+        yield np.sort(members), np.array([code])
+
+
+def stable_order(keys: Numbers, end: int) -> Numbers:
+    """Like argsort; keys are below `end`. numpy sorts 16-bit keys in linear time."""
+    return np.argsort(keys.astype(np.uint16) if end <= 1 << 16 else keys, kind="stable")
+
+
+def _equal_rows(rows: Numbers) -> Iterator[Numbers]:
+    """Indices of rows that are equal, ascending."""
     sets: defaultdict[bytes, int] = defaultdict(lambda: len(sets))
     label = np.array([sets[row.tobytes()] for row in rows], np.int64)
-    first = np.full(len(sets), len(rows), np.int64)
-    np.minimum.at(first, label, np.arange(len(rows)))
-    return first, label
+    yield from np.split(stable_order(label, len(sets)), np.cumsum(np.bincount(label))[:-1])
