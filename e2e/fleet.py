@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from refit_api import names
@@ -31,6 +32,12 @@ class Fleet:
         kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(workloads(namespace)))
         return Fleet(installation, namespace, Pods(pods.image, pods.packages, folder))
+
+    @property
+    def exports(self) -> Path:
+        """The trainer's checkpoints, by version number; a folder of the node, read here."""
+        assert self.pods_of.exports is not None
+        return self.pods_of.exports
 
     @property
     def kubectl(self) -> Kubectl:

@@ -1,0 +1,210 @@
+"""`make demo`: from nothing to a refit on a real Kubernetes, step by step, with what a person would type.
+
+Everything shown is read from the cluster; every generator's answers are compared with an engine that loaded the version's checkpoint itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from e2e.fleet import GROUP, Fleet
+from e2e.groups import HTTP_PORT, refit_group
+from e2e.installation import Installation, install
+from e2e.kubectl import KubectlError, eventually
+from e2e.reference import Reference, reference
+
+NAMESPACE = "demo"
+PROMPTS = ([1, 2, 3, 4], [7, 70, 170], [300, 200, 100, 50, 25])
+TOKENS = 12
+VERSIONS = 5
+
+
+@dataclass
+class Seen:
+    """What the demo has found out about one version."""
+
+    step: int
+    bytes: int
+    answers: dict[str, bool] = field(default_factory=dict)
+    wire: list[float] = field(default_factory=list)
+    stall: list[float] = field(default_factory=list)
+
+
+class Demo:
+    """Five versions into two generators, two more from a peer, one killed and back."""
+
+    def __init__(self, fleet: Fleet, reference: Reference, console: Console) -> None:
+        self.fleet, self.reference, self.console = fleet, reference, console
+        self.seen: dict[int, Seen] = {}
+
+    def run(self) -> None:
+        self.apply()
+        for count in range(1, VERSIONS + 1):
+            self.version(count)
+        self.scale_out()
+        self.kill_one()
+        self.show()
+
+    def title(self, text: str) -> None:
+        self.console.print(f"\n[bold cyan]{text}[/]")
+
+    def typed(self, *arguments: str) -> None:
+        """A kubectl command and what it prints."""
+        self.console.print(f"[dim]$ kubectl {' '.join(arguments)}[/]", soft_wrap=True)
+        self.console.print(self.fleet.kubectl(*arguments).rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+    def apply(self) -> None:
+        self.title("A RefitGroup: one trainer pod (Megatron, TP2), two generator pods (vLLM, TP1)")
+        pods = self.fleet.pods_of
+        trainer = pods.trainer(VERSIONS, controlled=True, TRAINER_INTERVAL_SECONDS="1")
+        group = refit_group(GROUP, self.fleet.namespace, trainer, pods.vllm(), replicas=2, custom=False)
+        self.fleet.kubectl.apply(group)
+        short = {**group["spec"], "trainer": {"template": "..."}, "generators": {**group["spec"]["generators"], "template": "..."}}
+        self.console.print(yaml.safe_dump({"kind": "RefitGroup", "spec": short}, sort_keys=False).rstrip(), markup=False, style="dim")
+        self.fleet.allow(1)
+        with self.console.status("vLLM starts with dummy weights; the trainer's first version makes the pods ready"):
+            eventually("both generators serve the first version", lambda: self.common(0), 480, 2)
+
+    def common(self, above: int) -> int | None:
+        """The version that all generators serve, if it is a newer one."""
+        serving = self.fleet.serving()
+        found = set(serving.values())
+        return found.pop() if len(found) == 1 and serving and min(found) > above else None
+
+    def version(self, count: int) -> None:
+        previous = max(self.seen, default=0)
+        self.fleet.allow(count)
+        number: int = eventually("all generators serve the next version", lambda: self.common(previous), 480, 0.5)
+        found = next(item for item in self.fleet.versions() if item["spec"]["version"] == number)
+        self.seen[number] = Seen(found["spec"]["trainerStep"], found["status"]["shards"]["bytes"])
+        for pod in self.fleet.generators():
+            self.compare(pod, number)
+        seen = self.seen[number]
+        stalls = " ".join(f"{seconds * 1e3:.1f}" for seconds in seen.stall)
+        right = all(seen.answers.values())
+        self.console.print(
+            f"{mark(right)} version {number} (step {seen.step}): {len(seen.answers)} generators, stalls {stalls} ms, answers as its checkpoint's"
+        )
+        if not right:
+            raise AssertionError(f"answers differ from the checkpoint of version {number}: {seen.answers}")
+
+    def compare(self, pod: str, number: int) -> None:
+        """The pod's greedy answers against those of an engine that loaded the checkpoint."""
+        checkpoint = self.fleet.exports / str(number)
+        eventually(f"the checkpoint of version {number} is written", lambda: (checkpoint / "config.json").exists(), 60, 0.2)
+        expected = self.reference.generate(checkpoint, PROMPTS, TOKENS)
+        seen = self.seen[number]
+        seen.answers[pod] = self.answers(pod) == expected
+        for rank in self.fleet.ask(pod, "/refit/status")["ranks"]:
+            timings = {timing["stage"]: timing["seconds"] for timing in rank["timings"]}
+            seen.wire.append(timings.get("pull", 0.0))
+            seen.stall.append(sum(timings.get(stage, 0.0) for stage in ("pause", "install", "label", "resume")))
+
+    def answers(self, pod: str) -> list[list[int]]:
+        body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+        def ask(prompt: list[int]) -> list[int]:
+            answer = json.loads(self.fleet.kubectl.pod_post(self.fleet.namespace, pod, HTTP_PORT, "/v1/completions", {**body, "prompt": prompt}))
+            tokens: list[int] = answer["choices"][0]["token_ids"]
+            return tokens
+
+        return [ask(list(prompt)) for prompt in PROMPTS]
+
+    def scale_out(self) -> None:
+        self.title("Scale out: two more generators join from their peers, nobody pauses")
+        number, old = max(self.seen), set(self.fleet.generators())
+        self.typed("scale", f"refitgroup/{GROUP}", "-n", self.fleet.namespace, "--replicas=4")
+        with self.console.status("two vLLM engines start; then they read from generators that hold the version"):
+            self.fleet.until_all_serve(number, 4, 480)
+        table = Table("generator", "read from the trainer", "read from peers", "answers right")
+        for pod in self.fleet.generators():
+            rank = self.fleet.ask(pod, "/refit/status")["ranks"][0]
+            self.compare(pod, number)
+            table.add_row(pod, size(rank["readFromTrainers"]), size(rank["readFromRelays"]), mark(self.seen[number].answers[pod]))
+            if pod not in old and rank["readFromTrainers"]:
+                raise AssertionError(f"{pod} joined from the trainer: {rank}")
+        self.console.print(table)
+
+    def kill_one(self) -> None:
+        self.title("Kill one: its replacement comes back synced")
+        number, victim = max(self.seen), self.fleet.generators()[0]
+        self.typed("delete", "pod", victim, "-n", self.fleet.namespace, "--grace-period=0", "--force", "--wait=false")
+        with self.console.status("the replacement starts, registers, reads from a peer, verifies, installs, and only then is ready"):
+            served = self.fleet.until_all_serve(number, 4, 480)
+        self.console.print(f"{mark(victim not in served)} four generators serve version {number} again")
+
+    def show(self) -> None:
+        self.title("What happened")
+        table = Table("version", "trainer step", "bytes", "wire (median)", "stall (median)", "stall (max)", "answers checked")
+        for number, seen in self.seen.items():
+            wire, stall = sorted(seen.wire), sorted(seen.stall)
+            row = (ms(wire[len(wire) // 2]), ms(stall[len(stall) // 2]), ms(stall[-1]))
+            table.add_row(str(number), str(seen.step), size(seen.bytes), *row, f"{sum(seen.answers.values())} of {len(seen.answers)}")
+        self.console.print(table)
+        self.typed("get", "refitgroups,weightversions,pods", "-n", self.fleet.namespace)
+        kubeconfig = self.fleet.installation.cluster.kubeconfig
+        self.console.print(
+            f"\n[bold]Try next[/] (the cluster stays up; `make down` ends it)\n"
+            f"  export KUBECONFIG={kubeconfig}\n"
+            f"  kubectl describe refitgroup {GROUP} -n {self.fleet.namespace}\n"
+            f"  kubectl scale refitgroup/{GROUP} -n {self.fleet.namespace} --replicas=1\n"
+            f"  kubectl patch refitgroup {GROUP} -n {self.fleet.namespace} --type=merge -p '"
+            + json.dumps({"spec": {"rollout": {"policy": "Pinned", "pinnedVersion": min(self.seen)}}})
+            + "'\n  docs/quickstart.md explains each of them",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def mark(right: bool) -> str:
+    return "[green]✓[/]" if right else "[red]✗[/]"
+
+
+def size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count} B"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def show(console: Console, installation: Installation | None = None, after: Callable[[Fleet], Any] = lambda fleet: None) -> dict[int, Seen]:
+    """Runs it in a fresh namespace; on failure prints what the cluster says."""
+    began = time.monotonic()
+    installation = installation or install()
+    remove = Fleet(installation, NAMESPACE, installation.pods).remove
+    remove()
+    fleet = Fleet.create(installation, NAMESPACE)
+    with tempfile.TemporaryDirectory(prefix="refit-demo-") as folder, reference(Path(folder)) as engine:
+        demo = Demo(fleet, engine, console)
+        try:
+            demo.run()
+            after(fleet)
+        except (AssertionError, KubectlError, RuntimeError):
+            console.print(fleet.describe(), markup=False, highlight=False)
+            raise
+    console.print(f"\n[dim]{time.monotonic() - began:.0f} s in all[/]")
+    return demo.seen
+
+
+def main() -> None:
+    try:
+        show(Console())
+    except (AssertionError, KubectlError, RuntimeError) as error:
+        Console(stderr=True).print(f"[red]✗[/] {error}", markup=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
