@@ -1,19 +1,25 @@
-"""Every process of the local cluster, containers included, lives below one control group: so all of them can be found, whoever started them.
+"""Every process of the local cluster is in a control group of ours, so all of them can be found, whoever started them.
 
+Components, and what they start outside containers, are in one group; containerd puts each container in a group named by its id,
+which we know from containerd's state.
 Works on the unified hierarchy and on the older one with a tree per controller, where processes are tracked in one tree and containers have a group in each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.processes import Identity, identify
+from e2e.cluster.processes import Identity, identify, wait_until
 
 ROOT = Path("/sys/fs/cgroup")
-GROUP = "refit"
-PODS = f"/{GROUP}/pods"
+COMPONENTS = Path("refit")
+# containerd's own choice for its namespace: the kubelet names a parent only when it manages a whole tree of groups
+CONTAINERS = Path("k8s.io")
+REMOVE_SECONDS = 10.0
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
@@ -32,31 +38,48 @@ def tracking(root: Path = ROOT) -> Path:
     return chosen
 
 
-def system_group(root: Path = ROOT) -> Path:
-    """Of the components; containers have theirs in PODS."""
-    return tracking(root) / GROUP / "system"
+def components_group(root: Path = ROOT) -> Path:
+    return tracking(root) / COMPONENTS
 
 
-def ensure(root: Path = ROOT) -> None:
-    system_group(root).mkdir(parents=True, exist_ok=True)
-
-
-def members(root: Path = ROOT) -> list[Identity]:
-    pids = {int(pid) for folder in _groups(tracking(root) / GROUP) for pid in (folder / "cgroup.procs").read_text().split()}
+def members(containers: Iterable[str], root: Path = ROOT) -> list[Identity]:
+    groups = [group for top in _ours(containers) for group in _below(tracking(root) / top)]
+    pids = {int(pid) for group in groups for pid in (group / "cgroup.procs").read_text().split()}
     return [identity for identity in map(identify, sorted(pids)) if identity is not None]
 
 
-def remove(root: Path = ROOT) -> None:
-    """Of groups without processes."""
+def remove(containers: Iterable[str], root: Path = ROOT) -> None:
+    """Of groups whose processes have been ended; the kernel may need a moment to notice."""
+    tops = _ours(containers)
     for hierarchy in hierarchies(root):
-        for folder in _groups(hierarchy / GROUP):
-            folder.rmdir()
+        for top in tops:
+            for group in _below(hierarchy / top):
+                wait_until(partial(_removed, group), f"{group} to be empty", REMOVE_SECONDS)
+        shared = hierarchy / CONTAINERS
+        if shared.is_dir() and not list(_below(shared))[:-1]:
+            shared.rmdir()
 
 
-def _groups(top: Path) -> Iterator[Path]:
+def _ours(containers: Iterable[str]) -> list[Path]:
+    return [COMPONENTS, *(CONTAINERS / one for one in containers)]
+
+
+def _below(top: Path) -> Iterator[Path]:
     """Children before parents: only an empty group can be removed."""
     if top.is_dir():
         for child in sorted(top.iterdir()):
             if child.is_dir():
-                yield from _groups(child)
+                yield from _below(child)
         yield top
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True

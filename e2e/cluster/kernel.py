@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.cluster.processes import call
@@ -51,14 +52,15 @@ def unmount_below(folder: Path) -> None:
         call(["umount", "--lazy", point])
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Links to our logs and records of our pods' addresses, which lie in folders of the whole machine."""
-    logs, results = Path("/var/log/containers"), Path("/var/lib/cni/results")
-    for link in logs.glob("*.log"):
+def remove_leftovers(folder: Path, containers: Iterable[str]) -> None:
+    """What components put into folders of the whole machine; a folder that is empty then goes as well."""
+    links, results, plugins = Path("/var/log/containers"), Path("/var/lib/cni/results"), Path("/var/lib/kubelet/device-plugins")
+    for link in links.glob("*.log"):
         if Path(os.readlink(link)).is_relative_to(folder):
             link.unlink()
-    for record in results.glob("refit-*"):
+    for record in (record for container in containers for record in results.glob(f"*-{container}-*")):
         record.unlink()
-    for place in (logs, results, results.parent):
+    (plugins / "kubelet.sock").unlink(missing_ok=True)
+    for place in (links, results, results.parent, plugins, plugins.parent, Path("/run/containerd/s"), Path("/run/containerd")):
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()

@@ -74,7 +74,7 @@ class LocalCluster:
         pause = self.builder.ensure_pause()
         with self._locked():
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            cgroups.ensure()
+            cgroups.components_group().mkdir(exist_ok=True)
             network.ensure()
             kernel.remember(self._kept)
             plane = ControlPlane(programs, self.state, network.NODE_ADDRESS, PORT, ETCD_PORT, ETCD_PEER_PORT)
@@ -90,17 +90,17 @@ class LocalCluster:
             return
         _require_root()
         with self._locked(), step("end the local cluster", 5):
-            _end_members()
+            containers = self._end_processes()
             kernel.unmount_below(self.state)
             network.remove()
-            cgroups.remove()
+            cgroups.remove(containers)
             kernel.restore(self._kept)
-            kernel.remove_leftovers(self.state)
+            kernel.remove_leftovers(self.state, containers)
             if self.state.exists():
                 shutil.rmtree(self.state)
 
     def components(self) -> Components:
-        return Components(self.state, network.ENTER, cgroups.system_group() / "cgroup.procs", location(self.settings.cache, PROGRAMS["containerd"]).parent)
+        return Components(self.state, network.ENTER, cgroups.components_group() / "cgroup.procs", location(self.settings.cache, PROGRAMS["containerd"]).parent)
 
     def status(self) -> list[tuple[str, str]]:
         records = [(name, self.components().running(name)) for name in COMPONENTS]
@@ -174,6 +174,21 @@ class LocalCluster:
                     self.builder.export(image, archive)
                     self._ctr("images", "import", str(archive))
 
+    def _containers(self) -> set[str]:
+        """Ids of all that containerd has not forgotten, sandboxes included: each has a folder while it lives."""
+        return {bundle.name for bundle in (self.state / "containerd" / "state" / "io.containerd.runtime.v2.task" / "k8s.io").glob("*")}
+
+    def _end_processes(self) -> set[str]:
+        """At once, as what they would save is removed next; repeated, as one may start another before it is killed. Returns the containers that were."""
+        deadline = time.monotonic() + STOP_SECONDS
+        containers = self._containers()
+        while members := cgroups.members(containers):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"processes {[member.pid for member in members]} keep coming back; see {cgroups.components_group()}")
+            stop(members, grace=0)
+            containers |= self._containers()
+        return containers
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """The lock lies outside the state folder, which comes and goes."""
@@ -186,12 +201,3 @@ class LocalCluster:
 def _require_root() -> None:
     if sys.platform != "linux" or os.geteuid() != 0:
         raise ClusterError("the local cluster needs Linux and root: run this as root, or use REFIT_CLUSTER=kind or existing")
-
-
-def _end_members() -> None:
-    """At once: whatever they would save is removed next. Repeated, because one may have started another before it was killed."""
-    deadline = time.monotonic() + STOP_SECONDS
-    while members := cgroups.members():
-        if time.monotonic() > deadline:
-            raise ClusterError(f"processes {[member.pid for member in members]} keep coming back; see {cgroups.tracking() / cgroups.GROUP}")
-        stop(members, grace=0)

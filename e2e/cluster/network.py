@@ -63,6 +63,10 @@ def remove() -> None:
     if _has_link(HOST_DEVICE):
         # the namespace ends when its last process has; the pair must not outlive this call
         _ip("link", "delete", HOST_DEVICE)
+    if NAMESPACE_FILE.parent.is_dir() and not any(NAMESPACE_FILE.parent.iterdir()):
+        # `ip netns add` has mounted it for all namespaces, and does so again
+        subprocess.run(["umount", str(NAMESPACE_FILE.parent)], capture_output=True, check=False)
+        NAMESPACE_FILE.parent.rmdir()
 
 
 def _refuse_foreign_routes() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import cgroups
 from e2e.cluster.certificates import Subject
 from e2e.cluster.controlplane import Component
 from e2e.cluster.network import NODE_ADDRESS, POD_NETWORK
@@ -123,7 +122,6 @@ SystemdCgroup = false
             "resolvConf": "",
             # the machine's control groups may be the older kind, and belong to somebody else
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": cgroups.PODS,
             "cgroupsPerQOS": False,
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,

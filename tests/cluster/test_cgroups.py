@@ -42,14 +42,23 @@ def test_without_any_the_error_says_what_helps(tmp_path: Path) -> None:
 
 
 def test_members_are_found_at_any_depth_and_once(unified: Path) -> None:
-    for folder in ("refit", "refit/system", "refit/pods", "refit/pods/a"):
+    for folder in ("refit", "k8s.io/ours", "k8s.io/ours/inner"):
         (unified / folder).mkdir(parents=True)
         (unified / folder / "cgroup.procs").write_text(f"{os.getpid()}\n")
-    assert [member.pid for member in cgroups.members(unified)] == [os.getpid()]
+    assert [member.pid for member in cgroups.members(["ours"], unified)] == [os.getpid()]
 
 
-def test_groups_are_removed_in_every_hierarchy(per_controller: Path) -> None:
+def test_containers_of_somebody_else_are_not_members(unified: Path) -> None:
+    (unified / "k8s.io" / "theirs").mkdir(parents=True)
+    (unified / "k8s.io" / "theirs" / "cgroup.procs").write_text("1\n")
+    assert cgroups.members(["ours"], unified) == []
+
+
+def test_groups_are_removed_in_every_hierarchy_and_others_stay(per_controller: Path) -> None:
     for hierarchy in cgroups.hierarchies(per_controller):
-        (hierarchy / "refit" / "pods" / "a").mkdir(parents=True)
-    cgroups.remove(per_controller)
-    assert [hierarchy for hierarchy in cgroups.hierarchies(per_controller) if (hierarchy / "refit").exists()] == []
+        for folder in ("refit", "k8s.io/ours/inner"):
+            (hierarchy / folder).mkdir(parents=True)
+    (per_controller / "cpu" / "k8s.io" / "theirs").mkdir()
+    cgroups.remove(["ours"], per_controller)
+    left = {str(folder.relative_to(per_controller)) for pattern in ("*/k8s.io/*", "*/refit") for folder in per_controller.glob(pattern)}
+    assert left == {"cpu/k8s.io/theirs", "cpuacct/k8s.io/theirs"}
