@@ -119,11 +119,11 @@ def grid(tensors: int, ranks: int, coordinates: int) -> tuple[Names, list[ShardT
     names = Names()
     column = np.array([names.number(f"model.layers.{i // 8}.w{i % 8}.weight") for i in range(tensors)], np.int32)
     kinds, params = np.zeros(tensors, np.int32), tuple(names.all())
-    trainer, places = [], []
-    for r in range(ranks):
-        trainer.append(ShardTable(r, 0, (ShardKind(BF16, (4096, 1024), _part((4096, 1024), 0, r, ranks)),), column, kinds))
+    shape = (4096, 1024)
+    trainer = [ShardTable(r, 0, (ShardKind(BF16, shape, _part(shape, 0, r, ranks)),), column, kinds) for r in range(ranks)]
+    places = []
     for c in range(coordinates):
-        box = _part((4096, 1024), 0, c, coordinates)
+        box = _part(shape, 0, c, coordinates)
         kind = NeedKind(box, whole(box_shape(box)), BF16, box_shape(box), None, None)
         places.append(("class", NeedTable(f"tp{c}", params, (kind,), column, np.arange(tensors, dtype=np.int32), kinds, ())))
     return names, trainer, places
@@ -143,7 +143,7 @@ def _metric(name: str, value: float, unit: str, target: float | None = None) -> 
 
 
 def _peak(name: str, target: float | None) -> Metric:
-    return _metric(f"{name}: peak memory of the process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MiB", target)
+    return _metric(f"{name}: peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MiB", target)
 
 
 def measure_llama() -> list[Metric]:
@@ -168,14 +168,17 @@ def measure_deepseek() -> list[Metric]:
     from_blobs, again = _clocked(lambda: plan_document(document, blobs.__getitem__))
     assert again.runs == found.runs
     warm, _ = _clocked(lambda: (plan_key(PlanDocument.decode(document.encode())), layout_hash(needs["a"]["tp0"])))
-    name = f"DeepSeek-like EP64 -> TP8+EP8 x 4 classes ({tensors} tensors, {shards} shards, {wanted} needs)"
+    name = "DeepSeek-like EP64 -> TP8+EP8 x 4"
     return [
+        _metric(f"{name}: tensors", tensors, ""),
+        _metric(f"{name}: shards", shards, ""),
+        _metric(f"{name}: needs", wanted, ""),
         _metric(f"{name}: cold plan from layout blobs", from_blobs, "s", 2),
         _metric(f"{name}: cold plan from facts", from_facts, "s", 2),
         _peak(name, 1024),
-        _metric(f"{name}: copy lists of a rank and a coordinate", 1e3 * copies, "ms"),
+        _metric(f"{name}: copy lists of rank and coordinate", 1e3 * copies, "ms"),
         _metric(f"{name}: layout blob of a coordinate", 1e3 * encode, "ms"),
-        _metric(f"{name}: largest runs of a coordinate", max(len(found.coordinate_runs(*place)) for place in found.coordinates), "runs"),
+        _metric(f"{name}: most runs of a coordinate", max(len(found.coordinate_runs(*place)) for place in found.coordinates), "runs"),
         _metric(f"{name}: most served over least served", _imbalance(found), "ratio", 1.05),
         _metric(f"{name}: warm key", 1e3 * warm, "ms", 20),
     ]
@@ -191,7 +194,7 @@ def _imbalance(found: Plan) -> float:
 def measure_grid() -> list[Metric]:
     facts = grid(40_000, 64, 64)
     cold, _ = _clocked(lambda: plan_tables(*facts))
-    name = "40,000 tensors x 64 x 64 ranks, each tensor on all of them"
+    name = "40,000 tensors x 64 x 64 ranks"
     return [_metric(f"{name}: cold plan", cold, "s", 2), _peak(name, 1024)]
 
 
@@ -216,8 +219,8 @@ MEASUREMENTS = {"llama": measure_llama, "deepseek": measure_deepseek, "grid": me
 
 
 def _hardware() -> str:
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.machine())
-    return cpu
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> None:
@@ -244,7 +247,7 @@ def _print(metrics: list[Metric], before: dict[str, float], hardware: str) -> No
         table.add_column(name, justify="left" if name == "metric" else "right")
     for metric in metrics:
         target, met = ("", "") if metric["target"] is None else (f"<= {metric['target']}", "yes" if metric["met"] else "NO")
-        table.add_row(metric["name"], f"{metric['value']} {metric['unit']}", target, met, str(before.get(metric["name"], "")))
+        table.add_row(metric["name"], f"{metric['value']:g} {metric['unit']}", target, met, str(before.get(metric["name"], "")))
     Console().print(table)
 
 

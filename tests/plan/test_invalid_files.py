@@ -102,6 +102,8 @@ FAULTS: list[tuple[str, Fields, Callable[[Fields], None], str]] = [
     ("layer is a text", RANKS, _put(["1"], "options", "subset", "layers"), "options.subset.layers[0]"),
     ("subset is null", RANKS, _put(None, "options", "subset"), "options.subset"),
     ("tp is 2.5", ROLES, _put(2.5, "trainer", "megatron", "tp"), "trainer.megatron.tp"),
+    ("more ranks than anybody has", ROLES, _put(1 << 21, "trainer", "megatron", "dp"), "trainer.megatron"),
+    ("more experts than anybody has", ROLES, _put(1 << 21, *EXPERTS, "experts"), "trainer.modules[2].experts"),
     ("no dtype", ROLES, _take("trainer", "megatron", "dtype"), "trainer.megatron.dtype"),
     ("a module without a role", ROLES, _take(*QKV, "role"), "trainer.modules[0].role"),
     ("a module is a text", ROLES, _put("qkv", *QKV), "trainer.modules[0].role"),
@@ -169,4 +171,10 @@ def test_the_file_comes_before_the_layout() -> None:
 def test_fields_of_an_unknown_role_are_not_judged() -> None:
     case = copy.deepcopy(ROLES)
     case["trainer"]["modules"][0] = {"role": "mamba", "state": None}
+    assert answer(written(case))[1]["error"]["type"] == "UnsupportedLayout"
+
+
+def test_a_module_larger_than_any_machine_is_refused() -> None:
+    case = copy.deepcopy(ROLES)
+    case["trainer"]["modules"][3] |= {"vocab": 1 << 40, "hidden": 1 << 40}
     assert answer(written(case))[1]["error"]["type"] == "UnsupportedLayout"

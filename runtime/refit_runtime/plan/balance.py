@@ -63,11 +63,11 @@ def balance(pools: Sequence[Pool], replicas: Sequence[int], redundancy: int) -> 
 def _level(loads: dict[int, int], amount: int, crumb: int) -> dict[int, int]:
     """What each rank gets so that the lowest loads rise to one level; nobody gets less than a crumb, unless one gets all."""
     lowest = sorted(loads, key=lambda rank: (loads[rank], rank))[: max(1, amount // crumb)]
-    while True:
-        level, odd = divmod(amount + sum(loads[rank] for rank in lowest), len(lowest))
-        if len(lowest) == 1 or level - loads[lowest[-1]] >= crumb:
-            return {rank: level - loads[rank] + (i < odd) for i, rank in enumerate(lowest)}
-        lowest.pop()
+    total = amount + sum(loads[rank] for rank in lowest)
+    while len(lowest) > 1 and total // len(lowest) - loads[lowest[-1]] < crumb:
+        total -= loads[lowest.pop()]
+    level, odd = divmod(total, len(lowest))
+    return {rank: level - loads[rank] + (i < odd) for i, rank in enumerate(lowest)}
 
 
 def _with_alternates(first: int, holders: tuple[int, ...], count: int, replicas: Sequence[int], kept: dict[int, int]) -> tuple[int, ...]:

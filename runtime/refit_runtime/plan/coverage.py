@@ -276,17 +276,17 @@ def _targets(one: _Parameters) -> tuple[Box, ...]:
     return tuple(kind.at for kind in one.kinds)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _covered_twice(shape: Shape, boxes: tuple[Box, ...]) -> list[Box]:
     return covered(shape, boxes, lambda counts: counts > 1)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _never_covered(shape: Shape, boxes: tuple[Box, ...]) -> list[Box]:
     return [] if whole(shape) in boxes else covered(shape, boxes, lambda counts: counts == 0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _not_held(shape: Shape, held: tuple[Box, ...], needed: tuple[Box, ...]) -> list[Box]:
     if whole(shape) in held:
         return []

@@ -54,6 +54,6 @@ def cut(group: Group) -> list[Atom]:
     return atoms
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _refined(shape: Shape, held: tuple[Box, ...], needed: tuple[Box, ...]) -> list[tuple[Members, Box]]:
     return refine(shape, [*held, *needed])

@@ -19,7 +19,8 @@ from refit_runtime.plan.plan import Subset
 
 DEFAULT_CHUNK = 64 << 20
 
-_LARGEST = 1 << 60  # bytes: sizes beyond are typing errors, and would not fit the machine's integers
+LARGEST = 1 << 50  # elements of a tensor: sizes beyond are typing errors, and would not fit the machine's integers
+_MOST = 1 << 20  # ranks, experts: each of them is looked at
 _Path = tuple[Hashable, ...]
 
 
@@ -176,7 +177,7 @@ class _At:
         return self.value
 
     def integer(self, least: int | None = None) -> int:
-        if type(self.value) is not int or not -_LARGEST < self.value < _LARGEST or (least is not None and self.value < least):
+        if type(self.value) is not int or not -LARGEST < self.value < LARGEST or (least is not None and self.value < least):
             self.refuse("an integer" if least is None else f"an integer of at least {least}")
         return self.value
 
@@ -192,7 +193,7 @@ class _At:
 
     def shape(self) -> Shape:
         found = tuple(item.integer(1) for item in self.items())
-        if prod(found) >= _LARGEST:
+        if prod(found) >= LARGEST:
             self.refuse("fewer elements")
         return found
 
@@ -200,7 +201,7 @@ class _At:
         return tuple(item.range() for item in self.items())
 
     def range(self) -> tuple[int, int]:
-        if not isinstance(self.value, list) or [type(end) for end in self.value] != [int, int] or not 0 <= self.value[0] < self.value[1] < _LARGEST:
+        if not isinstance(self.value, list) or [type(end) for end in self.value] != [int, int] or not 0 <= self.value[0] < self.value[1] < LARGEST:
             self.refuse("[lo, hi] with 0 <= lo < hi")
         return self.value[0], self.value[1]
 
@@ -330,21 +331,23 @@ def _subset(fields: dict[str, _At]) -> Subset:
 def _megatron(fields: dict[str, _At]) -> Megatron:
     sizes = fields["megatron"].fields("dtype", "tp pp ep etp dp")
     tp, pp, ep, etp, dp = (sizes[axis].integer(1) if axis in sizes else 1 for axis in ("tp", "pp", "ep", "etp", "dp"))
+    if tp * pp * ep * dp > _MOST:
+        fields["megatron"].refuse(f"at most {_MOST} ranks")
     return Megatron(Sizes(tp, pp, ep, etp, dp, sizes["dtype"].dtype()), tuple(_module(item) for item in fields["modules"].items()))
 
 
 def _module(at: _At) -> Module:
     role = _At(at.value.get("role") if isinstance(at.value, dict) else None, (*at.path, "role")).text()
-    if role not in _ROLES:
+    if role not in ROLES:
         return Module(role, 0, False, None, None)
-    required, optional = _ROLES[role]
+    required, optional = ROLES[role]
     fields = at.fields(f"role {required}", f"stage {optional}")
     stage = fields["stage"].integer(0) if "stage" in fields else 0
     tied = fields["tied"].flag() if "tied" in fields else False
     return Module(role, stage, tied, fields["order"].text() if "order" in fields else None, _body(role, fields, at))
 
 
-_ROLES = {
+ROLES = {
     "embedding": ("hf vocab hidden", "vocabPadded"),
     "output": ("hf vocab hidden", "vocabPadded tied"),
     "qkv": ("hf qHeads kvHeads headDim hidden", "bias hfBias order"),
@@ -370,6 +373,8 @@ def _body(role: str, fields: dict[str, _At], at: _At) -> Vocabulary | Heads | Pl
         hf = fields["hf"].fields("gate up down")
         names = (hf["gate"].text("{e}"), hf["up"].text("{e}"), hf["down"].text("{e}"))
         experts, ffn, hidden = (fields[name].integer(1) for name in ("experts", "ffn", "hidden"))
+        if experts > _MOST:
+            fields["experts"].refuse(f"at most {_MOST} experts")
         map_ = fields["map"]
         listed = map_.value if isinstance(map_.value, str) else tuple(tuple(expert.integer() for expert in ids.items()) for ids in map_.items())
         return Experts(names, experts, ffn, hidden, listed)

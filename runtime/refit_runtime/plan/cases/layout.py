@@ -15,7 +15,7 @@ from refit_api.errors import UnsupportedLayout
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Parameter, RankShards, Shape, Shard, TensorSpec, box_shape, whole
 
 from refit_runtime.plan import roles
-from refit_runtime.plan.cases.file import Case, Experts, Gated, Heads, Megatron, Module, Plain, Sizes, Vocabulary
+from refit_runtime.plan.cases.file import LARGEST, Case, Experts, Gated, Heads, Megatron, Module, Plain, Sizes, Vocabulary
 from refit_runtime.plan.roles import Piece
 
 ORDERS = {"qkv": "perGroup", "gatedMlp": "gateUp", "experts": "gateUp"}
@@ -109,6 +109,19 @@ def _check_modules(modules: Sequence[Module], sizes: Sizes) -> None:
                 given.add(name)
     for module in modules:
         _is_shared(module, modules)
+        _check_size(module)
+
+
+def _check_size(module: Module) -> None:
+    body = module.body
+    if isinstance(body, Vocabulary):
+        elements = body.padded * body.hidden
+    elif isinstance(body, Heads):
+        elements = (body.q + 2 * body.kv) * body.dim * body.hidden
+    else:
+        elements = 2 * body.ffn * body.hidden if isinstance(body, Experts) else 0  # the others have a shape
+    if elements > LARGEST:
+        raise UnsupportedLayout(f"{next(_names(module))}: {elements} elements are more than any machine holds", seen=elements)
 
 
 def _names(module: Module) -> Iterator[str]:
