@@ -120,8 +120,9 @@ async def _watching(settings: OperatorSettings, registry: kopf.OperatorRegistry,
 
 
 def _catalog_changed(queue: WorkQueue, watch: handlers.Watch, key: GroupRef) -> None:
-    """Somebody may be waiting for an answer: sooner than after a burst of events, and only once the watch knows the group."""
-    if watch.see(key).group is not None:
+    """Somebody may be waiting for an answer: sooner than after a burst of events, and only while the watch knows of it."""
+    seen = watch.see(key)
+    if seen.group is not None or seen.records:
         queue.put(key, 0.02)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refit_operator.decide.facts import Child
@@ -20,9 +20,12 @@ _SHOWN_WITHIN = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
+    """`seen`: the watch has shown it since, so an absence is a deletion."""
+
     digest: str
     stamp: Stamp
     at: float
+    seen: bool = False
 
 
 @dataclass(slots=True)
@@ -37,9 +40,10 @@ class Children:
         if last is None or last.digest != digest(manifest):
             return True
         if shown is None:
-            return now - last.at > _SHOWN_WITHIN
+            return last.seen or now - last.at > _SHOWN_WITHIN
         if shown.revision < last.stamp.revision:  # the watch is behind
             return False
+        self.applied[_key(manifest)] = replace(last, seen=True)
         return shown.generation != last.stamp.generation if last.stamp.generation else shown.revision != last.stamp.revision
 
     def written(self, manifest: Manifest, stamp: Stamp, now: float) -> None:

@@ -178,7 +178,7 @@ def test_the_second_look_writes_and_announces_nothing(row: Row) -> None:
     """Level-based: what is as it should be stays unwritten; transition times do not move."""
     first = run(row.seen, row.status, row.replicas, **row.spec)
     (written,) = [w for w in only(first.actions, WriteStatus) if w.kind == "RefitGroup"]
-    second = run(row.seen, dict(written.status), row.replicas, first.memory, NOW + 5, **row.spec)
+    second = run(row.seen, dict(written.status), row.replicas, first.memory, NOW + 1, **row.spec)
     assert only(second.actions, WriteStatus) == []
     assert only(second.actions, Announce) == []
 

@@ -10,7 +10,7 @@ import pytest
 from refit_api.wire import Order
 from refit_operator.decide.actions import Assign
 from refit_operator.decide.facts import CatalogFacts, Generator
-from refit_operator.decide.memory import Attempt, Memory
+from refit_operator.decide.memory import Attempt, Memory, Opening
 from refit_operator.decide.rollout import roll
 
 from tests.decide.world import NOW, catalog, failure, fleet, generator, order, spec, state
@@ -123,7 +123,13 @@ ROWS = [
         memory=Memory(attempts={"a/0": Attempt(2, 1, (1, 1), NOW - 1)}),
     ),
     Row("an error of before the order says nothing about it", [generator("a", **AT_OLD, assignment=order(2, seq=5), heard=(1, 4), error=failure())], []),
-    Row("who is fenced and has the bytes installs again", [generator("a", arena=2, fenced=True, assignment=order(2, COMMIT, seq=3), heard=(1, 2))], []),
+    Row("a fenced one that heard its order is tried again after a pause", [generator("a", arena=2, fenced=True, assignment=order(2, COMMIT))], []),
+    Row(
+        "who is fenced and has the bytes installs again",
+        [generator("a", arena=2, fenced=True, assignment=order(2, COMMIT))],
+        [("a", 2, COMMIT, "trainers")],
+        memory=Memory(attempts={"a/0": Attempt(2, 1, (1, 1), NOW - 1)}),
+    ),
     Row("a restarted engine stages anew", [generator("a", assignment=order(2, COMMIT))], [("a", 2, STAGE, "trainers")]),
     Row("who is inside a commit gets no other order", [generator("a", serving=1, arena=2, phase="Committing", assignment=order(2, COMMIT))], [], target=3),
     Row(
@@ -134,6 +140,20 @@ ROWS = [
     Row(
         "a class that the version was not planned for waits for the next", [generator("a", class_hash="class-b")], [], facts={"classes": frozenset({"class-a"})}
     ),
+    Row(
+        "nobody hangs below one that failed",
+        [generator("a", **AT_OLD, assignment=order(2), error=failure()), generator("b", **AT_OLD)],
+        [("b", 2, STAGE, "trainers")],
+    ),
+    Row(
+        "nor waits long for one that opens nothing",
+        [generator("a", **AT_OLD, assignment=order(2)), generator("b", **AT_OLD)],
+        [
+            ("b", 2, STAGE, "trainers"),
+        ],
+        memory=Memory(openings={"a/0": Opening((1, 1), NOW - 60)}),
+    ),
+    Row("but for a while it does", [generator("a", **AT_OLD, assignment=order(2)), generator("b", **AT_OLD)], []),
     Row("a generator with a rank missing is not ordered about", [generator("a", whole=False)], []),
 ]
 

@@ -124,7 +124,7 @@ class Generator(Actor):
     async def say(self, error: wire.ErrorDetail | None = None, fenced: bool = False, **fields: Any) -> None:
         """A report: what was said before, with these changes."""
         before = self.said if self.said is not None else RankReport(self.ref, "tp0", RankPhase.IDLE)
-        number = fields.get("arena", before.arena)
+        number = fields.get("arena", 0)
         if number:
             facts = await self.call("GetVersion", wire.GetVersion(self.group, number))
             fields = {"plan_key": facts.version.plan_key, **fields}

@@ -175,7 +175,7 @@ class Stage:
             if body and true(body):
                 return body
             await asyncio.sleep(0.05)
-        raise AssertionError(f"{plural} {name} never became so; it is {body}")
+        raise AssertionError(f"{plural} {name} never became so; its status is {body.get('status', body)}")
 
 
 def condition(body: Body, kind: str) -> tuple[str, str]:

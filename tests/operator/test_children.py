@@ -96,7 +96,10 @@ async def test_suspend_takes_the_pods_and_leaves_the_objects(stage: Stage) -> No
     ("spec", "reason", "told"),
     [
         pytest.param(
-            {"generators": {"template": {"spec": {"containers": [{"name": "a", "imagee": "b"}]}}}}, "InvalidTemplate", "imagee", id="a misspelt field of a template"
+            {"generators": {"template": {"spec": {"containers": [{"name": "a", "imagee": "b"}]}}}},
+            "InvalidTemplate",
+            "imagee",
+            id="a misspelt field of a template",
         ),
         pytest.param({"generators": {"template": {"spec": {"containers": "none"}}}}, "InvalidTemplate", "containers", id="a template of the wrong shape"),
         pytest.param({"generators": {"template": {}}}, "InvalidTemplate", "containers", id="a template without containers"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from refit_api import wire
@@ -186,25 +185,25 @@ async def test_a_fenced_generator_gets_no_requests_until_it_serves_again(stage: 
     assert generator.orders[-1].target == number
 
 
-async def test_the_status_costs_few_writes(stage: Stage, api_server: ApiServer) -> None:
-    """Below two writes to the two kinds per version and second, counted by the API server's own audit log."""
+async def test_a_version_costs_few_writes(stage: Stage, api_server: ApiServer) -> None:
+    """O(1) for the whole fleet, below two a second for a version every ten seconds: counted by the API server's own audit log."""
     await stage.create(refit_group(generators={**GENERATORS, "replicas": 4}))
     trainer = await stage.trainer()
     for name in "abcd":
         await stage.generator(f"demo-generator-{name}")
-    number = await trainer.publish(step=0)
+    await trainer.publish(step=0)
     await stage.until("refitgroups", "demo", lambda g: condition(g, "Ready")[0] == "True" and condition(g, "WeightsCurrent")[0] == "True")
     await asyncio.sleep(6.0)
-    start, before = time.monotonic(), _writes(api_server, stage)
-    for step in range(1, 4):
+    before, steps = _writes(api_server, stage), 3
+    for step in range(1, 1 + steps):
         number = await trainer.publish(step)
         await stage.until("refitgroups", "demo", lambda g, n=number: g["status"].get("currentVersion") == n)  # type: ignore[misc]
-        await asyncio.sleep(4.0)
-    seconds = time.monotonic() - start
-    assert (_writes(api_server, stage) - before) / seconds < 2.0
+        await asyncio.sleep(6.0)
+    assert (_writes(api_server, stage) - before) / steps < 20
     assert (await stage.get("deployments", "demo-generator", APPS))["metadata"]["generation"] == 1
 
 
 def _writes(server: ApiServer, stage: Stage) -> int:
+    """Creations, patches and deletions of the two kinds by the operator."""
     ours = [w for w in server.writes() if w.user == SERVICE_ACCOUNT and w.namespace == stage.namespace]
     return sum(w.resource.partition("/")[0] in ("refitgroups", "weightversions") for w in ours)

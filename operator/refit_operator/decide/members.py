@@ -50,9 +50,9 @@ class Member:
 
     @property
     def failed(self) -> bool:
-        """Its agent follows the present order and could not carry it out."""
+        """Its agent follows the present order and could not carry it out, or ended up fenced."""
         generator = self.generator
-        if generator is None or generator.error is None or generator.assignment is None or self.busy:
+        if generator is None or generator.assignment is None or self.busy or (generator.error is None and not generator.fenced):
             return False
         return generator.heard >= (generator.assignment.catalog_epoch, generator.assignment.seq)
 

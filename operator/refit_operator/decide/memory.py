@@ -20,10 +20,19 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """A generator that was sent to stage and has not opened its holder yet: which order, since when."""
+
+    order: tuple[int, int]
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """`seen`: what progress looked like, `since` when. `superseded`: generators whose last stage was given up for a newer version."""
 
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    openings: Mapping[str, Opening] = field(default_factory=dict)
     superseded: frozenset[str] = frozenset()
     seen: object = None
     since: float = 0.0

@@ -18,12 +18,14 @@ from refit_api.wire import CoordinateSources, Order, Source, VersionPhase
 from refit_operator.decide.actions import Assign
 from refit_operator.decide.facts import CatalogFacts, VersionState
 from refit_operator.decide.members import Member
-from refit_operator.decide.memory import Attempt, Memory
+from refit_operator.decide.memory import Attempt, Memory, Opening
 from refit_operator.fanout.edges import TRAINERS, Edge, Node, Stage, assign
 from refit_operator.fanout.shape import Load, Rates, Shape, shape
 from refit_operator.resources import resolved
 
 FINISH_ABOVE = 0.8
+OPENS_WITHIN = 10.0
+"""Seconds after which a generator that was sent to stage and opened nothing is no longer waited for by others."""
 _RETRY_FIRST = 2.0
 _RETRY_LAST = 60.0
 
@@ -40,20 +42,21 @@ class Plan:
 
 
 def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], target: int, memory: Memory, now: float) -> Plan:
-    memory = _attempts(fleet, memory, now)
+    memory = replace(memory, attempts=_attempts(fleet, memory, now), openings=_openings(fleet, memory, now))
     state = next((s for s in facts.versions if s.version.number == target), None)
     if target == 0 or state is None:
         return Plan((), {}, None, memory, None)
     ready = [m for m in fleet if m.generator is not None and m.generator.whole]
     usable = frozenset(s.version.number for s in facts.versions if s.version.phase is VersionPhase.READY) if spec.rollout.policy == "Latest" else frozenset()
     aims = {m.id: aim(m, target, usable, memory) for m in ready}
-    going = [m for m in ready if aims[m.id] == target and _planned(m, state)]
-    edges, chosen = _edges(spec, facts, state, going)
-    orders = [*_stages(spec, going, edges, target, memory, now), *_commits(spec, ready, aims, memory, now)]
+    going = [m for m in ready if aims[m.id] == target and _planned(m, state) and (not m.failed_at(target) or _due(m, memory, now))]
+    doubtful = frozenset(memory.attempts) | {name for name, opening in memory.openings.items() if now - opening.since >= OPENS_WITHIN}
+    edges, chosen = _edges(spec, facts, state, going, doubtful)
+    orders = [*_stages(spec, going, edges, target), *_commits(spec, ready, aims, memory, now)]
     moved = frozenset(f"{order.pod_uid}/{order.instance}" for order in orders if order.order is Order.STAGE)
     superseded = frozenset(m.id for m in going if m.staging not in (0, target))
     memory = replace(memory, superseded=(memory.superseded - moved) | (superseded & moved))
-    waits = [a.not_before for a in memory.attempts.values() if a.not_before > now]
+    waits = [t for t in (*(a.not_before for a in memory.attempts.values()), *(o.since + OPENS_WITHIN for o in memory.openings.values())) if t > now]
     return Plan(tuple(orders), edges, chosen, memory, min(waits, default=None))
 
 
@@ -73,7 +76,7 @@ def aim(member: Member, target: int, usable: frozenset[int], memory: Memory) -> 
     return ordered if under_way and (member.progress > FINISH_ABOVE or member.id in memory.superseded) else target
 
 
-def _attempts(fleet: Sequence[Member], memory: Memory, now: float) -> Memory:
+def _attempts(fleet: Sequence[Member], memory: Memory, now: float) -> dict[str, Attempt]:
     """Counts each failed order once; forgets generators that are gone or were sent elsewhere."""
     kept: dict[str, Attempt] = {}
     for member in fleet:
@@ -90,7 +93,20 @@ def _attempts(fleet: Sequence[Member], memory: Memory, now: float) -> Memory:
             before = Attempt(assignment.target, count, order, now + max(min(_RETRY_FIRST * 2 ** (count - 1), _RETRY_LAST), asked))
         if before is not None:
             kept[member.id] = before
-    return replace(memory, attempts=kept)
+    return kept
+
+
+def _openings(fleet: Sequence[Member], memory: Memory, now: float) -> dict[str, Opening]:
+    """Who was sent to stage and offers nothing yet: nobody should wait for it for long."""
+    found: dict[str, Opening] = {}
+    for member in fleet:
+        assignment = member.generator.assignment if member.generator else None
+        if assignment is None or member.generator is None or not _pulls(member, assignment.target) or assignment.target in member.generator.offers:
+            continue
+        order = (assignment.catalog_epoch, assignment.seq)
+        before = memory.openings.get(member.id)
+        found[member.id] = before if before is not None and before.order == order else Opening(order, now)
+    return found
 
 
 def may_retry(member: Member) -> bool:
@@ -104,8 +120,8 @@ def _due(member: Member, memory: Memory, now: float) -> bool:
     return may_retry(member) and (attempt is None or attempt.not_before <= now)
 
 
-def _edges(spec: RefitGroupSpec, facts: CatalogFacts, state: VersionState, going: Sequence[Member]) -> tuple[dict[str, Edge], Shape]:
-    """Class by class: only equal needs can be relayed."""
+def _edges(spec: RefitGroupSpec, facts: CatalogFacts, state: VersionState, going: Sequence[Member], doubtful: frozenset[str]) -> tuple[dict[str, Edge], Shape]:
+    """Class by class: only equal needs can be relayed. `doubtful`: they come last and nobody reads from them until they offer the version."""
     number = state.version.number
     classes: dict[str, list[Member]] = {}
     for member in going:
@@ -118,10 +134,17 @@ def _edges(spec: RefitGroupSpec, facts: CatalogFacts, state: VersionState, going
         readers = [m for m in fleet if _stage(m, number) is not Stage.COMPLETE]
         load = Load(len(readers), state.version.bytes // max(1, ranks), ranks, state.trainers or facts.world)
         form = shape(spec.fanout.topology, spec.fanout.degree, spec.fanout.max_readers_per_source, load, Rates())
-        nodes = [Node(m.id, _stage(m, number), m.pod.node, not _relays(spec, m, number)) for m in fleet]
+        nodes = [_node(spec, m, number, doubtful) for m in fleet]
         edges |= assign(nodes, state.offered, form, {m.id: _parent(m) for m in fleet if _pulls(m, number)})
         chosen.append(form)
     return edges, max(chosen, key=lambda one: one.seconds, default=Shape(shape("Direct", 2, None, Load(0, 0, 1, 1), Rates()).topology, None, None, 0.0))
+
+
+def _node(spec: RefitGroupSpec, member: Member, number: int, doubtful: frozenset[str]) -> Node:
+    stage = _stage(member, number)
+    if member.id in doubtful and stage is not Stage.COMPLETE and not (member.generator and number in member.generator.offers):
+        return Node(member.id, Stage.WAITING, member.pod.node, leaf=True)
+    return Node(member.id, stage, member.pod.node, leaf=not _relays(spec, member, number))
 
 
 def _stage(member: Member, number: int) -> Stage:
@@ -155,7 +178,7 @@ def _parent(member: Member) -> str:
     return TRAINERS
 
 
-def _stages(spec: RefitGroupSpec, going: Sequence[Member], edges: Mapping[str, Edge], target: int, memory: Memory, now: float) -> list[Assign]:
+def _stages(spec: RefitGroupSpec, going: Sequence[Member], edges: Mapping[str, Edge], target: int) -> list[Assign]:
     by_id = {member.id: member for member in going}
     orders: list[Assign] = []
     for member in going:
@@ -164,8 +187,6 @@ def _stages(spec: RefitGroupSpec, going: Sequence[Member], edges: Mapping[str, E
             continue
         under_way = _pulls(member, target) and _parent(member) == edge.parent
         if under_way or not _offering(by_id.get(edge.parent), edge.parent, target):
-            continue
-        if member.failed_at(target) and not _due(member, memory, now):
             continue
         assert member.generator is not None, "only registered generators are going"
         sources = _sources(member, edge, by_id, target)
