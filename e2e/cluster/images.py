@@ -170,8 +170,12 @@ class LocalBuilder:
         return place
 
     def _bud(self, image: str, context: Path, *options: str) -> None:
-        call(["nice", *self._buildah(), "bud", "--quiet", "--layers", "--isolation", "chroot", *options, "--tag", image, context], seconds=BUILD_SECONDS)
+        # the folder of networks is never used, but locked, and would be made in /etc
+        settled = ("--quiet", "--layers", "--isolation", "chroot", "--cni-config-dir", self.cache / "buildah" / "networks")
+        call(["nice", *self._buildah(), "bud", *settled, *options, "--tag", image, context], seconds=BUILD_SECONDS)
 
     def _buildah(self) -> tuple[str, ...]:
         top = self.cache / "buildah"
-        return ("buildah", "--root", str(top / "storage"), "--runroot", str(top / "run"), "--storage-driver", "overlay")
+        # by default the driver leaves a mount behind
+        driver = ("--storage-driver", "overlay", "--storage-opt", "overlay.skip_mount_home=true")
+        return ("buildah", "--root", str(top / "storage"), "--runroot", str(top / "run"), *driver)
