@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from refit_api import codec, wire
 from refit_api.errors import CatalogUnavailable, Denied, LeaseLost, NoClass, RefitError, SpecError, WireMismatch
 from refit_api.wire import Order, Role, VersionPhase, WorkerRef
@@ -217,3 +218,11 @@ def test_no_secret_is_shown() -> None:
     assert "a group key" not in repr(registered)
     assert group_key(pair, "uid") != group_key(pair, "another uid")
     assert group_key(pair, "uid") == group_key(pair, "uid")
+
+
+def test_who_is_refused_is_in_the_log_without_the_token(trainer: Caller) -> None:
+    with structlog.testing.capture_logs() as logs, pytest.raises(Denied):
+        trainer.send("ListVersions", wire.ListVersions(wire.GroupRef("default", "other")))
+    refused = next(line for line in logs if line["event"] == "call refused")
+    assert (refused["call"], refused["facts"]["seen"]) == ("ListVersions", "trainer-0")
+    assert trainer.token not in str(logs)

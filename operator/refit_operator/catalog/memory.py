@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from refit_api import wire
 from refit_api.errors import CatalogUnavailable, RefitError
 
@@ -21,6 +22,8 @@ from refit_operator.catalog.facts import GeneratorKey, Group, Moment, Pending, g
 from refit_operator.catalog.observed import observe
 from refit_operator.decide.facts import CatalogFacts
 from refit_operator.ports import Clock, Recorded, Terms
+
+log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 1.0
 
@@ -114,6 +117,7 @@ class MemoryCatalog:
         kept = self._groups[key]
         before, kept.group = kept.group, group
         if group.versions is not before.versions:
+            _tell(before, group)
             kept.versions.fire()
         if group is not before and not quiet:
             self._changed(key, kept)
@@ -226,6 +230,15 @@ class MemoryCatalog:
         kept = self._groups.pop(key, None)
         if kept is not None:
             kept.wake_all()
+
+
+def _tell(before: Group, after: Group) -> None:
+    """Each step in the life of a version is one line."""
+    for number, entry in after.versions.items():
+        version, known = entry.version, before.versions.get(number)
+        if known is None or known.version.phase is not version.phase:
+            place = {"namespace": after.ref.namespace, "group": after.ref.name}
+            log.info("version moved", **place, version=number, step=version.step, phase=version.phase.value, reason=version.reason)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -12,12 +12,15 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
+import structlog
 from refit_api import codec, wire
-from refit_api.errors import RefitError, SpecError, WireMismatch
+from refit_api.errors import Denied, RefitError, SpecError, WireMismatch
 
 from refit_operator.catalog.auth import Gate
 from refit_operator.catalog.certificates import Pair
 from refit_operator.catalog.model import HANDLERS
+
+log = structlog.get_logger(__name__)
 
 MAX_UNARY_BYTES = 16 << 10
 MAX_FRAME_BYTES = 1 << 20
@@ -71,7 +74,7 @@ class CatalogService:
 
     def _unary(self, name: str, method: codec.Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answer(data: bytes, context: Context) -> bytes:
-            async with _failures(context):
+            async with _failures(name, context):
                 request = _read(method.request, data)
                 await self._admit(name, request, context)
                 reply = await self._store.call(request.group, name, request, _limit(context))
@@ -83,7 +86,7 @@ class CatalogService:
 
     def _upload(self, name: str, method: codec.Method) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
         async def answer(frames: AsyncIterator[bytes], context: Context) -> bytes:
-            async with _failures(context):
+            async with _failures(name, context):
                 parts: list[bytes] = []
                 first: wire.Blob | None = None
                 async for data in frames:
@@ -103,7 +106,7 @@ class CatalogService:
 
     def _stream(self, name: str, method: codec.Method) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
         async def answer(data: bytes, context: Context) -> AsyncIterator[bytes]:
-            async with _failures(context):
+            async with _failures(name, context):
                 request = _read(method.request, data)
                 await self._admit(name, request, context)
                 async for reply in self._replies(request, _limit(context)):
@@ -137,11 +140,13 @@ def _limit(context: Context) -> float:
 
 
 @asynccontextmanager
-async def _failures(context: Context) -> AsyncIterator[None]:
+async def _failures(name: str, context: Context) -> AsyncIterator[None]:
     """Errors of the tree become a status with their detail. Others are bugs: gRPC logs them and answers UNKNOWN."""
     try:
         yield
     except RefitError as error:
+        if isinstance(error, Denied):
+            log.warning("call refused", call=name, peer=context.peer(), error=error.message, facts=error.facts)
         await context.abort(grpc.StatusCode[codec.status_of(error)], error.message[:1024], ((codec.ERROR_METADATA, codec.encode_error(error)),))
 
 
