@@ -154,6 +154,8 @@ ROWS = [
         memory=Memory(openings={"a/0": Opening((1, 1), NOW - 60)}),
     ),
     Row("but for a while it does", [generator("a", **AT_OLD, assignment=order(2)), generator("b", **AT_OLD)], []),
+    Row("paused: nobody who serves moves", [generator("a", **AT_OLD), generator("b", **AT_NEW)], [], spec={"rollout__paused": True}),
+    Row("paused: a joiner joins", [generator("a", **AT_OLD), generator("b")], [("b", 1, STAGE, "a")], target=1, spec={"rollout__paused": True}),
     Row("a generator with a rank missing is not ordered about", [generator("a", whole=False)], []),
 ]
 

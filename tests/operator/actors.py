@@ -118,7 +118,7 @@ class Generator(Actor):
         return tuple(source.worker for source in shards.sources if source.worker.role is Role.TRAINER)
 
     async def commit(self, number: int) -> None:
-        stall = wire.Timing("stall", time.time(), 0.01)
+        stall = wire.Timing("install", time.time(), 0.01)
         await self.say(phase=RankPhase.SERVING, serving=number, timings=(*(self.said.timings if self.said else ()), stall))
 
     async def say(self, error: wire.ErrorDetail | None = None, fenced: bool = False, **fields: Any) -> None:

@@ -141,8 +141,7 @@ def _waiting(situation: Situation) -> tuple[str, str]:
         there = f"{len(facts.trainers)} of {facts.world or 'unknown'} trainer ranks have registered"
         return Reason.WAITING_FOR_TRAINERS, f"{there}: look at the log of a trainer pod"
     if situation.versions.target == 0:
-        paused = spec.rollout.paused and spec.rollout.policy == "Latest"
-        return (Reason.PAUSED, "rollout.paused is true") if paused else (Reason.WAITING_FOR_PUBLISH, "no version is Ready: the trainer must publish one")
+        return Reason.WAITING_FOR_PUBLISH, "no version is Ready: the trainer must publish one"
     failed = [m for m in situation.fleet if m.failed_at(situation.versions.target)]
     if failed:
         return Reason.GENERATORS_FAILED, _told(failed)
@@ -211,7 +210,8 @@ def _current(situation: Situation) -> Finding:
     if failed:
         return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.GENERATORS_FAILED, _told(failed))
     at, wanted = sum(m.serving == target for m in fleet), max(len(fleet), situation.spec.generators.replicas)
-    return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.ROLLING_OUT, f"{at} of {wanted} generators serve version {target}")
+    reason = Reason.PAUSED if situation.spec.rollout.paused else Reason.ROLLING_OUT
+    return Finding(Condition.WEIGHTS_CURRENT, "False", reason, f"{at} of {wanted} generators serve version {target}")
 
 
 def _suspended(situation: Situation) -> Finding:

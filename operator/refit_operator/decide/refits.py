@@ -1,6 +1,6 @@
 """Numbers of the last refit that every generator finished, from what their ranks measured themselves.
 
-Stages by the names of the runtime's timeline: `pull` is the reads with their verification, `stall` from pausing to resuming.
+Stages by the names of the runtime's timeline: `pull` is the reads with their verification; the engine stands still in those of `STALL`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from refit_operator.decide.facts import CatalogFacts
 from refit_operator.decide.members import Member
 
 PULL = "pull"
-STALL = "stall"
+STALL = ("pause", "install", "check", "label", "resume")
 
 
 def last(fleet: Sequence[Member], facts: CatalogFacts, target: int, before: Mapping[str, Any] | None) -> LastRefitStatus | None:
@@ -43,9 +43,11 @@ def _measured(fleet: Sequence[Member]) -> tuple[list[float], list[float], list[f
     """Per generator the slowest rank's pull and stall, and when it went on."""
     pulls, stalls, ends = [], [], []
     for member in fleet:
-        timings = [t for rank in (member.generator.ranks if member.generator else ()) if rank.report for t in rank.report.timings]
-        pulls += [max(t.seconds for t in timings if t.stage == PULL)] if any(t.stage == PULL for t in timings) else []
-        if any(t.stage == STALL for t in timings):
-            stalls.append(max(t.seconds for t in timings if t.stage == STALL))
-            ends.append(max(t.start + t.seconds for t in timings if t.stage == STALL))
+        ranks = [rank.report.timings for rank in (member.generator.ranks if member.generator else ()) if rank.report]
+        pulled = [t.seconds for timings in ranks for t in timings if t.stage == PULL]
+        stood = [[t for t in timings if t.stage in STALL] for timings in ranks]
+        pulls += [max(pulled)] if pulled else []
+        if any(stood):
+            stalls.append(max(sum(t.seconds for t in timings) for timings in stood))
+            ends.append(max(t.start + t.seconds for timings in stood for t in timings))
     return pulls, stalls, ends

@@ -1,7 +1,7 @@
 """Orders: who stages what from whom, and who commits. Recomputed from what generators report, never from what was meant before.
 
 Invariants:
-- a generator that serves its target, or works towards it with sources that are left, gets no new order;
+- a generator that serves its target, or works towards it with sources that are left, gets no new order; while paused none that serves anything;
 - an order to commit goes only to a generator that has staged the very version on all ranks; at most maxConcurrent are inside a commit;
 - a newer target replaces a stage only below 80 % of it, and never two in a row for one generator, as long as a source is left;
 - a failed order is repeated only if its error says so, or if the generator serves nothing; with growing pauses.
@@ -48,7 +48,7 @@ def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], tar
         return Plan((), {}, None, memory, None)
     ready = [m for m in fleet if m.generator is not None and m.generator.whole]
     usable = frozenset(s.version.number for s in facts.versions if s.version.phase is VersionPhase.READY) if spec.rollout.policy == "Latest" else frozenset()
-    aims = {m.id: aim(m, target, usable, memory) for m in ready}
+    aims = {m.id: m.serving if spec.rollout.paused and m.serving else aim(m, target, usable, memory) for m in ready}
     going = [m for m in ready if aims[m.id] == target and _planned(m, state) and (not m.failed_at(target) or _due(m, memory, now))]
     doubtful = frozenset(memory.attempts) | {name for name, opening in memory.openings.items() if now - opening.since >= OPENS_WITHIN}
     edges, chosen = _edges(spec, facts, state, going, doubtful)

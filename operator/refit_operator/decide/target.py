@@ -38,13 +38,13 @@ def choose(spec: RefitGroupSpec, group: Group, facts: CatalogFacts, records: Seq
     if current == 0 and not facts.settled:
         current = before
     previous = before if before and before != current else int(group.status.get("previousVersion", 0))
+    if spec.rollout.paused and spec.rollout.policy != "Manual":  # joiners of a group that serves nothing yet take the newest
+        return Versions(current or int(group.status.get("targetVersion", 0)) or latest(facts, records), current, previous)
     if spec.rollout.policy == "Pinned" and spec.rollout.pinned_version is not None:
         problem = _missing(spec.rollout.pinned_version, facts, records, fleet)
         return Versions(0 if problem else spec.rollout.pinned_version, current, previous, problem)
     if spec.rollout.policy == "Manual":
         return Versions(0, current, previous)
-    if spec.rollout.paused:
-        return Versions(current, current, previous)
     return Versions(latest(facts, records), current, previous)
 
 
