@@ -73,9 +73,21 @@ class Worker:
             model=self._settings.model.text,
             arena_bytes=arena_bytes,
         )
-        self._register()
+        self._register_patiently()
         self._thread = threading.Thread(target=self._beat, name=f"refit-heartbeat-{self.ref.rank}", daemon=True)
         self._thread.start()
+
+    def _register_patiently(self) -> None:
+        """A pod may be so new that the catalog has not seen it, or start while the operator restarts; its model was loaded for minutes by then."""
+        deadline = self._seams.clock.monotonic() + self._settings.versions.publish_deadline_seconds
+        while True:
+            try:
+                return self._register()
+            except RefitError as error:  # noqa: PERF203  a wait, not a loop over data
+                if error.retry_after is None or self._seams.clock.monotonic() > deadline:
+                    raise
+                log.info("not registered yet", worker=self.ref, error=error.message)
+                self._seams.clock.sleep(self._seams.random.uniform(*RETRY_SECONDS))
 
     def _register(self) -> None:
         with self._lock:
