@@ -185,12 +185,12 @@ def _pod_template(group: Group, spec: RefitGroupSpec, role: str, template: Mappi
 def _inject(group: Group, spec: RefitGroupSpec, role: str, pod: Manifest) -> None:
     pod.setdefault("serviceAccountName", shared_name(group.name))
     pod.setdefault("automountServiceAccountToken", False)
-    pod.setdefault("terminationGracePeriodSeconds", spec.versions.drain_seconds + _GRACE_SPARE_SECONDS)
     _add(pod, "volumes", "name", _volumes(group))
     for container in (*_items(pod, "initContainers"), *_items(pod, "containers")):
         _add(container, "env", "name", _environment())
         _add(container, "volumeMounts", "mountPath", _mounts())
     if role == names.ROLE_GENERATOR:
+        pod.setdefault("terminationGracePeriodSeconds", spec.versions.drain_seconds + _GRACE_SPARE_SECONDS)
         _add(pod, "readinessGates", "conditionType", [{"conditionType": names.READINESS_GATE}])
         for container in _items(pod, "containers")[:1]:
             _prestop(container)
