@@ -1,6 +1,6 @@
 """The operator's one settings object: built in `main`, frozen, unknown names refused; the only module of the operator that reads the environment.
 
-Each field is `REFIT_<NAME>` in the Deployment. Where it runs comes from the pod itself (`POD_NAMESPACE`).
+Each field is `REFIT_OPERATOR_<NAME>` in the Deployment. Where it runs comes from the pod itself (`POD_NAMESPACE`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 class OperatorSettings(BaseSettings):
     """`namespaces` empty: all. Port 0: any free one (tests)."""
 
-    model_config = SettingsConfigDict(env_prefix="REFIT_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="REFIT_OPERATOR_", frozen=True, extra="forbid")
 
     namespaces: tuple[str, ...] = ()
     namespace: str = Field(default="refit-system", validation_alias="POD_NAMESPACE")
@@ -52,4 +52,4 @@ class OperatorSettings(BaseSettings):
             return cls()
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_url=False, include_input=False))
-            raise SpecError(f"the operator's environment (REFIT_*, POD_NAMESPACE) is not valid: {wrong}") from error
+            raise SpecError(f"the operator's environment (REFIT_OPERATOR_*, POD_NAMESPACE) is not valid: {wrong}") from error
