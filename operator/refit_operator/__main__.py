@@ -40,6 +40,7 @@ async def _run(settings: OperatorSettings) -> None:
 def main() -> int:
     """Exit code 0: stopped as asked; 1: a part failed, and the log says which."""
     try:
+        telemetry.configure("INFO")
         settings = OperatorSettings.load()
         telemetry.configure(settings.log_level)
         if settings.metrics_port:

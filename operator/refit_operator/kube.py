@@ -60,13 +60,17 @@ class Refused(Exception):
 
 
 async def connect(kubeconfig: Path | None) -> ApiClient:
-    """In the cluster by the mounted service account, else by a kubeconfig."""
+    """In the cluster by the mounted service account, else by a kubeconfig. Raises SpecError."""
     configuration = Configuration()
-    if kubeconfig is None:
-        config.load_incluster_config(client_configuration=configuration)
-    else:
-        await config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
-    configuration.retries = False  # the queue retries
+    try:
+        if kubeconfig is None:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        place = kubeconfig if kubeconfig is not None else "the pod's service account"
+        raise SpecError(f"no way to the API server by {place}: {error}; run in a cluster, or set REFIT_OPERATOR_KUBECONFIG") from error
+    configuration.retries = None  # the queue retries
     return ApiClient(configuration)
 
 
