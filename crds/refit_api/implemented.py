@@ -30,12 +30,13 @@ IMPLEMENTED: dict[str, tuple[object, ...] | None] = {
     "generators.engine.kv": ANY,
     "generators.engine.pause": ANY,
     "generators.engine.pauseTimeoutSeconds": ANY,
-    "fanout.topology": ("Auto", "Direct", "Chain"),
+    "fanout.topology": ANY,
     "fanout.degree": ANY,
     "fanout.maxReadersPerSource": ANY,
     "rollout.policy": ("Latest", "Pinned"),
     "rollout.pinnedVersion": ANY,
     "rollout.maxConcurrent": ANY,
+    "rollout.maxLag": ANY,
     "rollout.paused": ANY,
     "rollout.progressDeadlineSeconds": ANY,
     "versions.retain": ANY,
@@ -47,6 +48,7 @@ IMPLEMENTED: dict[str, tuple[object, ...] | None] = {
     "transport.kind": ANY,
     "restart.id": ANY,
     "suspend": ANY,
+    "managedBy": ANY,
 }
 
 

@@ -52,6 +52,8 @@ class Reconciler:
             spec = from_api(RefitGroupSpec, seen.manifest.get("spec"))
         except SpecError as error:
             return await self._act(key, seen, refuse(Problem(Reason.INVALID_SPEC, error.message), seen.group, memory, now))
+        if spec.managed_by is not None:
+            return float("inf")  # another controller's
         await self.catalog.open(key, terms(seen.group, spec), recorded(seen))
         observed = Observed(seen.pods, seen.children, seen.records, await self.catalog.facts(key), await self._judge(key, seen, spec))
         decision = decide(spec, seen.group, observed, self.site(), memory, now)
