@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,11 +42,9 @@ def ask(url: str) -> str:
     """The answer, once there is one."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for _ in range(int(WAIT_SECONDS / 0.2)):
-        try:
-            with opener.open(url, timeout=5) as answer:
-                return str(answer.read().decode())
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.2)
+        with suppress(urllib.error.URLError, ConnectionError), opener.open(url, timeout=5) as answer:
+            return str(answer.read().decode())
+        time.sleep(0.2)
     raise AssertionError(f"{url} never answered")
 
 
