@@ -10,8 +10,10 @@ import torch
 from refit_api.mounted import Engine, Trainer
 from refit_api.tensors import Dtype
 from refit_api.wire import RankPhase, VersionPhase
+from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.torch_module import TorchTarget
+from refit_runtime.control import ControlClient
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module, dtype: torch.dtype | None = None) -> bool:
@@ -211,3 +213,17 @@ def test_a_trainer_with_two_arenas_offers_two_versions(world: Any, net: Any, ord
     refit(ranks[1], orders, second)
     assert all(torch.equal(a, b) for a, b in zip(old, one.parameters(), strict=True))
     assert same(source, two)
+
+
+def test_an_orchestrator_sees_a_version_from_its_creation_to_its_end(world: Any, net: Any, orders: Any) -> None:
+    trainer, rank = world.trainer(net(1)), world.rank(net(2))
+    control = ControlClient(trainer._settings, trainer._seams.catalog, SystemClock())
+    number = trainer.publish(4).number
+    assert control.create("run-1", 4, 10).number == number
+    assert control.wait_ready(number, 10).phase is VersionPhase.READY
+    refit(rank, orders, number)
+    world.report(rank)
+    facts = control.wait_converged(number, 10)
+    assert (facts.generators, facts.serving) == (1, 1)
+    assert next(control.watch()).number == number
+    assert [version.number for version in control.list()] == [number]
