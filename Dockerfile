@@ -6,7 +6,7 @@ FROM ${BASE_IMAGE} AS base
 # a module beside a script must never stand in for a library
 ENV PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 # user names are looked up by libraries that make cache folders
-RUN useradd --uid 65532 --create-home refit
+RUN groupadd --gid 65532 refit && useradd --uid 65532 --gid 65532 --create-home refit
 
 FROM base AS operator
 ARG PIP_NO_INDEX PIP_FIND_LINKS PIP_BREAK_SYSTEM_PACKAGES=1

@@ -96,8 +96,8 @@ class Engine:
 
     @staticmethod
     def find() -> Engine:
-        for command, probe in (("docker", "info"), ("podman", "info"), ("buildah", "info")):
-            if shutil.which(command) and subprocess.run([command, probe], capture_output=True, check=False, timeout=30).returncode == 0:
+        for command in ("docker", "podman", "buildah"):
+            if answers(command):
                 return Engine(command)
         raise ClusterError("images need docker, podman or buildah, and none of them works here (tried `COMMAND info`); install one")
 
@@ -107,6 +107,14 @@ class Engine:
     def build(self, image: str, target: str, context: Path) -> None:
         with step(f"build {image}", 60):
             call([self.command, "build", "--target", target, "--tag", image, context], seconds=BUILD_SECONDS)
+
+
+def answers(engine: str) -> bool:
+    """Being installed is not enough: its daemon may be absent."""
+    try:
+        return subprocess.run([engine, "info"], capture_output=True, check=False, timeout=30).returncode == 0
+    except (subprocess.TimeoutExpired, OSError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Protocol
 
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.existing import ExistingCluster
-from e2e.cluster.images import Images
+from e2e.cluster.images import Images, answers
 from e2e.cluster.kind import KindCluster
 from e2e.cluster.local import LocalCluster
 from e2e.cluster.pod_packages import PodPackages
@@ -78,7 +77,7 @@ def choose(wanted: str, facts: Facts) -> ClusterKind:
 def look_up() -> Facts:
     return Facts(
         kind=shutil.which("kind") is not None,
-        engine=any(shutil.which(engine) and _works(engine) for engine in ("docker", "podman")),
+        engine=any(map(answers, ("docker", "podman"))),
         linux=sys.platform == "linux",
         root=os.geteuid() == 0,
         go=shutil.which("go") is not None,
@@ -88,10 +87,3 @@ def look_up() -> Facts:
 def resolve(settings: ClusterSettings) -> Cluster:
     makers: dict[ClusterKind, Callable[[ClusterSettings], Cluster]] = {"existing": ExistingCluster, "kind": KindCluster, "local": LocalCluster}
     return makers[choose(settings.cluster, look_up())](settings)
-
-
-def _works(engine: str) -> bool:
-    try:
-        return subprocess.run([engine, "info"], capture_output=True, check=False, timeout=30).returncode == 0
-    except (subprocess.TimeoutExpired, OSError):
-        return False
