@@ -15,6 +15,9 @@ from e2e.installation import Installation
 from e2e.kubectl import Kubectl, KubectlError, condition, eventually
 
 GROUP = "tiny"
+TRAINER = f"{GROUP}-trainer-0"
+START_SECONDS = 300.0  # torch, Megatron and an engine start on a busy machine
+ANY_PHASE = ("Publishing", "Ready", "Releasing", "Released", "Failed")
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,58 @@ class Fleet:
     def patch(self, spec: Object) -> None:
         self.kubectl("patch", "refitgroup", GROUP, "-n", self.namespace, "--type=merge", "-p", json.dumps({"spec": spec}))
 
-    def allow(self, count: int, timeout: float = 120) -> None:
+    def allowed(self) -> int:
+        """How many versions the trainer's pod may publish by now."""
+        said = self._in_trainer(f"cat {CONTROL}/allowed 2>/dev/null || echo 0")
+        return int(said)
+
+    def allow(self, count: int) -> None:
         """Lets the trainer publish `count` versions in all, counted from its pod's start."""
-        pod = f"{GROUP}-trainer-0"
-        eventually("the trainer's container runs", lambda: self.is_running(pod), timeout)
-        self.kubectl("exec", pod, "-n", self.namespace, "--", "sh", "-c", f"echo {count} > {CONTROL}/.allowed && mv {CONTROL}/.allowed {CONTROL}/allowed")
+        eventually("the trainer's container runs", lambda: self.is_running(TRAINER), START_SECONDS)
+        self._in_trainer(f"echo {count} > {CONTROL}/.allowed && mv {CONTROL}/.allowed {CONTROL}/allowed")
+
+    def allow_one_more(self) -> int:
+        """Returns the newest version there was before."""
+        newest = self.newest(ANY_PHASE) or 0
+        eventually("the trainer's container runs", lambda: self.is_running(TRAINER), START_SECONDS)
+        self.allow(self.allowed() + 1)
+        return newest
+
+    def publish(self, until: tuple[str, ...] = ("Ready",)) -> int:
+        """The trainer's next version, as soon as it is in one of the phases."""
+        before = self.allow_one_more()
+        number: int = eventually(f"a version after {before} is {' or '.join(until)}", lambda: self.newest(until, above=before), START_SECONDS, 0.3)
+        return number
+
+    def newest(self, phases: tuple[str, ...], above: int = 0) -> int | None:
+        found = [item["spec"]["version"] for item in self.versions() if item.get("status", {}).get("phase") in phases]
+        return max((number for number in found if number > above), default=None)
+
+    def phase(self, number: int) -> str | None:
+        return next((item.get("status", {}).get("phase") for item in self.versions() if item["spec"]["version"] == number), None)
+
+    def scale(self, replicas: int) -> None:
+        self.kubectl("scale", f"refitgroup/{GROUP}", "-n", self.namespace, f"--replicas={replicas}")
+
+    def restart_trainer(self) -> None:
+        """Returns when its new pod runs."""
+        old = self.kubectl.get("pod", TRAINER, self.namespace)
+        uid = old["metadata"]["uid"] if old else ""
+        self.kill(TRAINER, grace=5)
+
+        def new() -> bool:
+            pod = self.kubectl.get("pod", TRAINER, self.namespace)
+            return bool(pod) and pod["metadata"]["uid"] != uid and self.is_running(TRAINER)
+
+        eventually("the trainer's pod is a new one", new, 120)
+
+    def until_whole(self, replicas: int) -> None:
+        """So many generators, all serving the newest version; the first is published if there is none."""
+        self.scale(replicas)
+        if self.newest(("Ready",)) is None:
+            self.publish()
+        number = self.newest(("Ready",)) or 0
+        self.until_all_serve(number, replicas)
 
     def group(self) -> Object:
         found = self.kubectl.get("refitgroup", GROUP, self.namespace)
@@ -89,7 +139,7 @@ class Fleet:
         """Per generator pod: the version that it says it serves; 0 while it does not answer."""
         return {pod: self._served(pod) for pod in self.generators()}
 
-    def until_all_serve(self, version: int, count: int, timeout: float = 120) -> dict[str, int]:
+    def until_all_serve(self, version: int, count: int, timeout: float = START_SECONDS) -> dict[str, int]:
         def there() -> dict[str, int] | None:
             serving = self.serving()
             return serving if len(serving) == count and set(serving.values()) == {version} else None
@@ -119,7 +169,7 @@ class Fleet:
     def signal_trainer_rank(self, rank: int, signal: str) -> None:
         """STOP makes it hang, CONT lets it go on, KILL ends it."""
         script = f"for p in /proc/[0-9]*; do grep -qzx RANK={rank} $p/environ 2>/dev/null && kill -{signal} ${{p#/proc/}}; done; true"
-        self.kubectl("exec", f"{GROUP}-trainer-0", "-n", self.namespace, "--", "sh", "-c", script)
+        self._in_trainer(script)
 
     def describe(self) -> str:
         parts = [
@@ -141,6 +191,9 @@ class Fleet:
             return int(self.ask(pod, "/refit/version")["version"] or 0)
         except (KubectlError, json.JSONDecodeError, KeyError):
             return 0
+
+    def _in_trainer(self, script: str) -> str:
+        return self.kubectl("exec", TRAINER, "-n", self.namespace, "--", "sh", "-c", script)
 
     def is_running(self, pod: str) -> bool:
         found = self.kubectl.get("pod", pod, self.namespace)

@@ -1,9 +1,10 @@
-"""What every story has: a cluster with Refit installed, a namespace of its own, and a look at what is left behind."""
+"""What stories share: a cluster with Refit installed, and one running fleet, since starting a trainer and engines takes most of a story's time.
+
+Each story leaves the fleet whole: serving, not paused, its trainer answering. When a story fails, what the cluster says is printed.
+"""
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,8 @@ from e2e.fleet import Fleet
 from e2e.installation import Installation, install
 from e2e.kubectl import KubectlError
 
-_numbers = itertools.count(1)
+NAMESPACE = "stories"
+SHORT = {"leaseSeconds": 15, "drainSeconds": 5, "publishDeadlineSeconds": 50}  # the least that the schema allows
 
 
 @pytest.fixture(scope="session")
@@ -20,16 +22,23 @@ def installation() -> Installation:
     return install()
 
 
-@pytest.fixture
-def fleet(installation: Installation, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """A namespace for one story. When the story failed, what it left is printed before it is deleted."""
-    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:30].strip("-")
-    fleet = Fleet.create(installation, f"s{next(_numbers)}-{words}")
-    failed = request.session.testsfailed
+@pytest.fixture(scope="session")
+def running(installation: Installation) -> Iterator[Fleet]:
+    Fleet(installation, NAMESPACE, installation.pods).remove()
+    fleet = Fleet.create(installation, NAMESPACE)
+    fleet.apply(replicas=1, versions=SHORT)
     yield fleet
-    if request.session.testsfailed > failed:
-        print(fleet.describe())
     try:
         fleet.remove()
     except KubectlError as error:
         print(f"namespace {fleet.namespace} is still there: {error}")
+
+
+@pytest.fixture
+def fleet(running: Fleet, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """The shared fleet, of one generator that serves the newest version."""
+    failed = request.session.testsfailed
+    running.until_whole(replicas=1)
+    yield running
+    if request.session.testsfailed > failed:
+        print(running.describe())
