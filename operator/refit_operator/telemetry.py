@@ -14,10 +14,12 @@ from prometheus_client import Counter, Gauge, Histogram
 RECONCILE_SECONDS = Histogram("refit_reconcile_duration_seconds", "One pass over one group.", buckets=(0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 30))
 RECONCILE_ERRORS = Counter("refit_reconcile_errors_total", "Passes that failed, by error.", ["error"])
 QUEUE_AGE = Histogram("refit_queue_age_seconds", "How long after its time a group's pass began.", buckets=(0.01, 0.05, 0.2, 1, 5, 30, 120))
-STATUS_WRITES = Counter("refit_status_writes_total", "Status patches, by kind and result.", ["kind", "result"])
+STATUS_WRITES = Counter("refit_status_writes_total", "Status writes, by kind; urgent ones are those that somebody waits for.", ["kind", "pace"])
 STATUS_COALESCED = Counter("refit_status_writes_coalesced_total", "Status changes that waited for the next write.", ["kind"])
 REQUESTS = Counter("refit_apiserver_requests_total", "Requests to the API server.", ["verb", "code"])
-WATCH_SEEN = Gauge("refit_watch_last_event_seconds", "Unix time of the last event of a watch: what is older than a minute or two may be blind.", ["resource"])
+WATCH_SEEN = Gauge(
+    "refit_watch_last_event_timestamp_seconds", "When a watch last showed something; its age in a busy cluster says whether it is blind.", ["resource"]
+)
 GENERATORS = Gauge("refit_generators", "Generators of a group, by state.", ["namespace", "group", "state"])
 TARGET = Gauge("refit_version_target", "The version that generators are sent to.", ["namespace", "group"])
 CURRENT = Gauge("refit_version_current", "The newest version that at least minAvailable generators serve.", ["namespace", "group"])
@@ -54,6 +56,8 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    for chatty in ("kopf", "aiohttp.access"):  # a line for every event seen and every probe answered
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
 
 
 def forget(namespace: str, group: str) -> None:
