@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from refit_api.wire import GroupRef
 
 from refit_operator import telemetry
 from refit_operator.decide.actions import WriteStatus
+from refit_operator.decide.conditions import seconds
 from refit_operator.decide.facts import Observed
 
 
@@ -13,9 +17,12 @@ def show(key: GroupRef, observed: Observed) -> None:
     telemetry.LEASES.labels(key.namespace, key.name).set(sum(state.leases for state in observed.catalog.versions))
 
 
-def status(key: GroupRef, action: WriteStatus) -> None:
-    """What was written as a RefitGroup's status."""
+def status(key: GroupRef, action: WriteStatus, before: Mapping[str, Any]) -> None:
+    """What was written, and what was there before."""
+    telemetry.STATUS_WRITES.labels(action.kind, "urgent" if action.urgent else "coalesced").inc()
     if action.kind != "RefitGroup":
+        if {"convergedAt", "readyAt"} <= action.status.keys() and "convergedAt" not in before:
+            telemetry.CONVERGENCE.observe(seconds(action.status["convergedAt"]) - seconds(action.status["readyAt"]))
         return
     place = (key.namespace, key.name)
     telemetry.TARGET.labels(*place).set(action.status.get("targetVersion", 0))

@@ -106,10 +106,14 @@ class KubeCluster:
             if refusal.code == 404:
                 return
             raise _translated(refusal) from refusal
-        wanted = {reference["uid"] for reference in metadata["ownerReferences"]}
-        if shown.owner(found)[1] not in wanted:
-            told = f"{manifest['kind']} {metadata['name']} is in namespace {metadata['namespace']} already and does not belong to this group"
-            raise SpecError(f"{told}: delete it, or give the group another name", reason=Reason.NAME_TAKEN)
+        (wanted,) = metadata["ownerReferences"]
+        name, uid = shown.owner(found)
+        if uid == wanted["uid"]:
+            return
+        if name == wanted["name"]:
+            raise PeerUnavailable(f"{manifest['kind']} {metadata['name']} of a former group of this name is still being collected", retry_after=2.0)
+        told = f"{manifest['kind']} {metadata['name']} is in namespace {metadata['namespace']} already and does not belong to this group"
+        raise SpecError(f"{told}: delete it, or give the group another name", reason=Reason.NAME_TAKEN)
 
     async def apply(self, manifest: Manifest) -> Stamp:
         metadata = manifest["metadata"]
@@ -142,13 +146,7 @@ class KubeCluster:
     async def write_status(self, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> Stamp:
         body = {"apiVersion": names.API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": namespace, "uid": uid}, "status": status}
         path = f"{_object(kind, namespace, name)}/status"
-        try:
-            written = await self.request("PATCH", path, body, _APPLY, fieldManager=names.FIELD_MANAGER, force="true")
-        except (PeerUnavailable, Denied, SpecError):
-            telemetry.STATUS_WRITES.labels(kind, "failed").inc()
-            raise
-        telemetry.STATUS_WRITES.labels(kind, "written").inc()
-        return _stamp(written)
+        return _stamp(await self.request("PATCH", path, body, _APPLY, fieldManager=names.FIELD_MANAGER, force="true"))
 
     async def create_record(self, manifest: Manifest) -> None:
         try:

@@ -82,7 +82,7 @@ class Cluster(Protocol):
     """Writes to the API server. Raises SpecError for what only the author can repair, PeerUnavailable and Denied for what may be tried again."""
 
     async def claim(self, manifest: Manifest) -> None:
-        """SpecError NameTaken when the child's name belongs to somebody else."""
+        """SpecError NameTaken when the child's name belongs to somebody else; PeerUnavailable while it belongs to a former group of the same name."""
         ...
 
     async def apply(self, manifest: Manifest) -> Stamp:

@@ -91,7 +91,7 @@ def child(body: Body, kind: str) -> Child:
         kind=kind,
         name=metadata["name"],
         uid=metadata["uid"],
-        owned=owner(body)[0] == (metadata.get("labels") or {}).get(names.LABEL_GROUP),
+        owner=owner(body)[1],
         wanted=int(spec.get("replicas", 0)),
         pods=int(status.get("replicas", 0)),
         updated=int(status.get("updatedReplicas", 0)),

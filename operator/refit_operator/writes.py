@@ -30,9 +30,9 @@ class _Applied:
 
 @dataclass(slots=True)
 class Children:
-    """Which children are as they were applied."""
+    """Which children of a group are as they were applied."""
 
-    applied: dict[tuple[str, str, str], _Applied] = field(default_factory=dict)
+    applied: dict[tuple[str, str], _Applied] = field(default_factory=dict)
 
     def stale(self, manifest: Manifest, shown: Child | None, now: float) -> bool:
         """Whether the child must be applied: never written by this process, wanted otherwise now, changed by others, or gone."""
@@ -48,10 +48,6 @@ class Children:
 
     def written(self, manifest: Manifest, stamp: Stamp, now: float) -> None:
         self.applied[_key(manifest)] = _Applied(digest(manifest), stamp, now)
-
-    def forget(self, namespace: str, names: frozenset[str]) -> None:
-        for key in [k for k in self.applied if k[1] == namespace and k[2] in names]:
-            del self.applied[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +84,5 @@ def digest(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _key(manifest: Manifest) -> tuple[str, str, str]:
-    return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+def _key(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]

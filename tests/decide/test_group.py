@@ -113,7 +113,7 @@ ROWS = [
     ),
     Row(
         "quota and policy of the cluster",
-        replace(observed(catalog()), children=(Child("Deployment", "demo-generator", "d", True, wanted=1, trouble="exceeded quota: pods"),)),
+        replace(observed(catalog()), children=(Child("Deployment", "demo-generator", "d", "uid-demo", wanted=1, trouble="exceeded quota: pods"),)),
         {"Stalled": ("True", "PodsRefused")},
     ),
     Row(

@@ -35,12 +35,19 @@ def records(*numbers: int, **fields: Any) -> tuple[Record, ...]:
     ],
 )
 def test_retention(kept: tuple[Record, ...], versions: Versions, goes: list[int]) -> None:
-    gone = retain(spec(versions__retain=2), kept, versions)
+    gone = retain(spec(versions__retain=2), kept, catalog(), versions)
     assert [action.uid for action in gone if isinstance(action, Delete)] == [f"uid-{n}" for n in reversed(goes)]
 
 
 def test_a_pinned_version_is_kept() -> None:
-    assert retain(spec(versions__retain=1, rollout={"policy": "Pinned", "pinnedVersion": 1}), records(1, 2), Versions(1, 2, 0)) == []
+    assert retain(spec(versions__retain=1, rollout={"policy": "Pinned", "pinnedVersion": 1}), records(1, 2), catalog(), Versions(1, 2, 0)) == []
+
+
+def test_versions_without_a_record_are_retired_as_well() -> None:
+    """With recordEvery above 1 most versions have none; they must not pile up."""
+    facts = catalog(versions=tuple(state(n) for n in range(1, 7)))
+    gone = retain(spec(versions__retain=2), records(4), facts, Versions(6, 6, 1))
+    assert [action.number for action in gone if isinstance(action, Retire)] == [3, 2]
 
 
 DELETED = record(3, deleted=NOW - 1)
@@ -57,9 +64,9 @@ RETIRED = [Retire(3, "Retired: its WeightVersion was deleted")]
         pytest.param(DELETED, catalog(versions=(state(3, RELEASING, leases=1),)), NOW, [], id="readers finish"),
         pytest.param(DELETED, catalog(versions=(state(3, RELEASED),)), NOW, LET_GO, id="no reader is left: let go"),
         pytest.param(DELETED, catalog(versions=(state(3, FAILED),)), NOW, LET_GO, id="failed: let go"),
-        pytest.param(DELETED, catalog(), NOW, LET_GO, id="nobody knows it: let go"),
+        pytest.param(DELETED, catalog(), NOW, LET_GO[:1], id="nobody knows it: let go"),
         pytest.param(DELETED, catalog(settled=False), NOW, [], id="unknown is not gone while the catalog rebuilds"),
-        pytest.param(DELETED, catalog(settled=False), NOW + BOUND, LET_GO, id="but not for ever"),
+        pytest.param(DELETED, catalog(settled=False), NOW + BOUND, LET_GO[:1], id="but not for ever"),
         pytest.param(replace(DELETED, finalized=False), catalog(versions=(state(3),)), NOW, [], id="what has no finalizer of ours is not ours to hold"),
         pytest.param(
             record(3, abort=True), catalog(versions=(state(3, PUBLISHING),)), NOW, [Abort(3, "Aborted: spec.abort is set")], id="abort while publishing"

@@ -103,8 +103,8 @@ def observed(facts: CatalogFacts, *, pods: tuple[Pod, ...] | None = None, record
     made = (pod("demo-trainer-0", Role.TRAINER, ready=True), *(pod(g.pod_uid, ready=True, synced=True) for g in facts.generators)) if pods is None else pods
     fleet = sum(p.role is Role.GENERATOR for p in made)
     children = (
-        Child("StatefulSet", "demo-trainer", "s", True, wanted=1, pods=1, updated=1, ready=1),
-        Child("Deployment", "demo-generator", "d", True, wanted=fleet, pods=fleet, updated=fleet, ready=fleet),
+        Child("StatefulSet", "demo-trainer", "s", "uid-demo", wanted=1, pods=1, updated=1, ready=1),
+        Child("Deployment", "demo-generator", "d", "uid-demo", wanted=fleet, pods=fleet, updated=fleet, ready=fleet),
     )
     return replace(Observed(made, children, records, facts, ACCEPTED), **fields)
 

@@ -17,7 +17,7 @@ def manifest(value: int = 1) -> dict[str, Any]:
 
 
 def child(revision: int, generation: int) -> Child:
-    return Child("Deployment", "demo", "uid", True, revision=revision, generation=generation)
+    return Child("Deployment", "demo", "uid", "uid-demo", revision=revision, generation=generation)
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,16 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child object as the watch shows it. `settled`: its controller has seen the newest spec. `trouble`: why pods cannot be made.
+    """A child object as the watch shows it.
 
-    `revision`, `generation`: where it stands, as in `ports.Stamp`.
+    `owner`: uid of the RefitGroup that controls it, empty when none does. `settled`: its controller has seen the newest spec.
+    `trouble`: why pods cannot be made. `revision`, `generation`: where it stands, as in `ports.Stamp`.
     """
 
     kind: str
     name: str
     uid: str
-    owned: bool
+    owner: str
     wanted: int = 0
     pods: int = 0
     updated: int = 0

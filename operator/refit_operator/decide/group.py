@@ -65,7 +65,7 @@ def decide(spec: RefitGroupSpec, group: Group, observed: Observed, site: Site, m
         actions += _children(spec, group, observed, site)
     actions += [*plan.orders, *_gates(fleet), *_protect(spec, observed, chosen, memory)]
     if facts.settled and halted is None:
-        actions += versions.retain(spec, observed.records, chosen)
+        actions += versions.retain(spec, observed.records, facts, chosen)
     actions += versions.end(observed.records, facts, chosen, bound, now)
     actions += [*_status(situation, group, plan, now), *_records(situation, now), *_confirm(observed)]
     due = _deadline(spec, memory, stuck, now)

@@ -49,7 +49,7 @@ def spec_problem(spec: RefitGroupSpec, observed: Observed) -> Problem | None:
     bad = [f"{kind}: {verdict.message}" for kind, verdict in sorted(observed.verdicts.items()) if not verdict.accepted]
     if bad:
         return Problem(Reason.INVALID_TEMPLATE, f"the API server refuses pods made from the template; correct it in the spec. {'; '.join(bad)}")
-    taken = [f"{child.kind} {child.name}" for child in observed.children if not child.owned]
+    taken = [f"{child.kind} {child.name}" for child in observed.children if not child.owner]
     if taken:
         return Problem(Reason.NAME_TAKEN, f"{', '.join(taken)}: in the namespace already, but not this group's. Delete it, or rename the group")
     return None

@@ -1,7 +1,7 @@
 """WeightVersion objects: made when the catalog asks, kept as long as somebody may need them, let go in bounded time.
 
 Invariants:
-- `retain` newest records stay, and every one that is target, current, previous, pinned or held; nothing is deleted while the catalog is not settled;
+- `retain` newest versions stay, and every one that is target, current, previous, pinned or held; nothing is deleted while the catalog is not settled;
 - deleting a record means abort (Publishing) or retire (later); its finalizer goes when no lease is left, or at drainSeconds + leaseSeconds at the latest;
 - a record is removed from the catalog only after its object was let go.
 """
@@ -72,11 +72,14 @@ def keeps(spec: RefitGroupSpec, records: Iterable[Record], versions: Versions) -
     return {number: tuple(words) for number, words in why.items()}
 
 
-def retain(spec: RefitGroupSpec, records: Sequence[Record], versions: Versions) -> list[Action]:
-    """Deletes what is beyond retention: the deletion itself retires."""
+def retain(spec: RefitGroupSpec, records: Sequence[Record], facts: CatalogFacts, versions: Versions) -> list[Action]:
+    """Deletes records beyond retention (the deletion itself retires), and retires old versions that never had one."""
     kept = keeps(spec, records, versions)
+    named = {r.number for r in records} | set(facts.wants.records) | set(kept)
+    ready = sorted((s.version.number for s in facts.versions if s.version.phase is VersionPhase.READY), reverse=True)
+    silent = [Retire(number, f"{Reason.RETIRED}: beyond versions.retain") for number in ready[spec.versions.retain :] if number not in named]
     living = sorted((r for r in records if r.deleted is None), key=lambda r: r.number, reverse=True)
-    return [Delete(KIND, r.name, r.uid) for r in living[spec.versions.retain :] if r.number not in kept and _state_of(r) != "Publishing"]
+    return [*silent, *(Delete(KIND, r.name, r.uid) for r in living[spec.versions.retain :] if r.number not in kept and _state_of(r) != "Publishing")]
 
 
 def end(records: Iterable[Record], facts: CatalogFacts, versions: Versions | None, bound: float, now: float) -> list[Action]:
@@ -111,7 +114,9 @@ def _let_go(record: Record, state: VersionState | None, settled: bool, bound: fl
     if state is not None and state.version.phase is VersionPhase.READY:
         return [Retire(record.number, f"{Reason.RETIRED}: its WeightVersion was deleted")]
     if late or (state is not None and (state.version.phase in _ENDED or state.leases == 0)) or (state is None and settled):
-        actions: list[Action] = [ReleaseRecord(record.name, record.uid), RemoveVersion(record.number)]
+        actions: list[Action] = [ReleaseRecord(record.name, record.uid)]
+        if state is not None:
+            actions.append(RemoveVersion(record.number))
         if state is not None and state.leases and late:
             note = f"version {record.number} was released with {state.leases} leases left after {bound:.0f} s"
             actions.insert(0, Announce(KIND, record.name, record.uid, True, Reason.DRAIN_DEADLINE_EXCEEDED, note))
