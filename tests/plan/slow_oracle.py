@@ -241,7 +241,8 @@ def _answer(case: Fields) -> Fields:
 
     if any(need["tensor"] not in dtypes for _, need in needs):
         raise Refused("UnknownTensor")
-    param_dtypes, param_shapes = ({key: facts[i] for key, *facts in reversed(stated)} for i in (0, 1))
+    first = {key: facts for key, *facts in reversed(stated)}
+    param_dtypes, param_shapes = ({key: first[key][i] for key, *_ in stated} for i in (0, 1))
     alike = all(dtypes[tensor] == dtype for tensor, dtype, _, _ in held.specs) and all(dtypes[need["tensor"]] == need["dtype"] for _, need in needs)
     if not alike or any(param_dtypes[key] != dtype for key, dtype, _ in stated):
         raise Refused("DtypeMismatch")
@@ -266,7 +267,8 @@ def _check_shards(held: Held, shapes: dict[str, Index]) -> None:
         for other_rank, other_replica, other_tensor, theirs in held.shards[:i]:
             if tensor == other_tensor and (rank == other_rank or (replica == other_replica and mine != theirs)):
                 doubled[tensor] |= mine & theirs
-    found = [{"tensor": tensor, "box": box} for tensor, marked in doubled.items() for box in boxes(marked, shapes[tensor])]
+    in_order = dict.fromkeys(tensor for tensor, _, _, _ in held.specs)
+    found = [{"tensor": tensor, "box": box} for tensor in in_order for box in boxes(doubled[tensor], shapes[tensor])]
     if found:
         raise Refused("OverlappingPlan", doubled=found)
 
@@ -297,7 +299,7 @@ def _move(case: Fields, held: Held, needs: Any, dtypes: Any, shapes: Any) -> Fie
     if doubled:
         raise Refused("OverlappingPlan", doubled=doubled)
     declared = [u if isinstance(u, str) else u["param"] for u in case["generator"].get("unwritten", [])]
-    missing = [{"tensor": tensor, "box": box} for tensor, marked in holes.items() for box in boxes(marked, tensor_shapes[tensor])]
+    missing = [{"tensor": tensor, "box": box} for tensor in tensor_shapes for box in boxes(holes[tensor], tensor_shapes[tensor])]
     for (c, p), counts in times.items():
         if p not in declared:
             missing += [{"coordinate": c, "param": p, "box": box} for box in boxes(set(of_shape(shapes[c, p])) - set(counts), shapes[c, p])]

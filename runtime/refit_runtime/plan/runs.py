@@ -134,7 +134,7 @@ def _split(
 ) -> tuple[list[Form], Numbers, Numbers, Numbers]:
     parts = np.ones(len(form), np.int64)
     for atom, cuts in splits.items():
-        splits[atom] = cuts = [cut for cut, after in zip(cuts, [*cuts[1:], (-1, -1)], strict=True) if cut[0] != after[0]]
+        splits[atom] = cuts = [one for one, after in zip(cuts, [*cuts[1:], (-1, -1)], strict=True) if one[0] != after[0]]
         parts[atom] += len(cuts)
     start = np.cumsum(parts) - parts
     again = np.repeat(np.arange(len(form)), parts)
