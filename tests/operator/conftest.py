@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,22 +22,32 @@ BASE = Path(__file__).parents[2] / "manifests" / "base"
 SERVICE_ACCOUNT = "system:serviceaccount:refit-system:refit-operator"
 
 
-@pytest.fixture(scope="session")
-def operator_user(api_server: ApiServer, kubectl: Kubectl) -> Path:
-    """The operator's own identity, with the rights that its manifests grant and no others."""
+def identity(server: ApiServer, kubectl: Kubectl) -> Path:
+    """The operator's own, with the rights that its manifests grant and no others."""
     for name in ("namespace.yaml", "rbac.yaml"):
         kubectl("apply", "--server-side", "-f", str(BASE / name))
-    return api_server.user(SERVICE_ACCOUNT, ("system:serviceaccounts", "system:serviceaccounts:refit-system", "system:authenticated"))
+    return server.user(SERVICE_ACCOUNT, ("system:serviceaccounts", "system:serviceaccounts:refit-system", "system:authenticated"))
 
 
-@pytest.fixture
-async def stage(api_server: ApiServer, operator_user: Path) -> AsyncIterator[Stage]:
+@asynccontextmanager
+async def running(server: ApiServer, user: Path) -> AsyncIterator[Stage]:
     """A namespace of its own, with an operator that watches only it."""
-    client = await kube.connect(api_server.kubeconfig)
-    made = await Stage.make(kube.KubeCluster(client), operator_user, f"refit-{time.time_ns():x}")
+    client = await kube.connect(server.kubeconfig)
+    made = await Stage.make(kube.KubeCluster(client), user, f"refit-{time.time_ns():x}")
     try:
         await made.start()
         yield made
     finally:
         await made.close()
         await client.close()
+
+
+@pytest.fixture(scope="session")
+def operator_user(api_server: ApiServer, kubectl: Kubectl) -> Path:
+    return identity(api_server, kubectl)
+
+
+@pytest.fixture
+async def stage(api_server: ApiServer, operator_user: Path) -> AsyncIterator[Stage]:
+    async with running(api_server, operator_user) as made:
+        yield made

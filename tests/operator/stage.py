@@ -121,21 +121,22 @@ class Stage:
         body = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
         await self.cluster.request("PATCH", self.path("pods", f"{name}/status", CORE), body, "application/strategic-merge-patch+json")
 
-    async def trainer(self, name: str = "demo-trainer-0", incarnation: str = "a") -> Trainer:
-        """A trainer pod whose only rank has registered."""
-        made = Trainer(self.catalog, self.key(), WorkerRef(await self.pod(name, Role.TRAINER), Role.TRAINER, 0, incarnation))
-        await self._registered(made.join)
-        await self.ready(name)
-        self.actors.append(made)
+    async def trainer(self, name: str = "demo-trainer-0", uid: str = "") -> Trainer:
+        """A trainer pod whose only rank has registered; made here, unless it has a uid already."""
+        made = Trainer(self.catalog, self.key(), WorkerRef(uid or await self.pod(name, Role.TRAINER), Role.TRAINER, 0, "a"))
+        await self._play(name, made)
         return made
 
-    async def generator(self, name: str, **fields: Any) -> Generator:
+    async def generator(self, name: str, uid: str = "") -> Generator:
         """A generator pod that has registered and follows orders."""
-        made = Generator(self.catalog, self.key(), WorkerRef(await self.pod(name, Role.GENERATOR), Role.GENERATOR, 0, "a"), **fields)
-        await self._registered(made.join)
-        await self.ready(name)
-        self.actors.append(made)
+        made = Generator(self.catalog, self.key(), WorkerRef(uid or await self.pod(name, Role.GENERATOR), Role.GENERATOR, 0, "a"))
+        await self._play(name, made)
         return made
+
+    async def _play(self, name: str, actor: Actor) -> None:
+        await self._registered(actor.join)
+        await self.ready(name)
+        self.actors.append(actor)
 
     async def _registered(self, join: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """The catalog answers once the operator has opened the group and written its epoch."""
