@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+Raw = bytes  # in messages that have a field named `bytes`
+
 PROTOCOL = 1  # raised with a change that an older side cannot read; the catalog answers others with WireMismatch
 
 
@@ -243,7 +245,7 @@ class SealShard:
     slot: str
     bytes: int
     plan_key: str
-    run_roots: dict[int, bytes]
+    run_roots: dict[int, Raw]
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +385,7 @@ class RankReport:
     read_from_relays: int = 0
     timings: tuple[Timing, ...] = ()
     error: ErrorDetail | None = None
-    arena_root: bytes = b""
+    arena_root: Raw = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +426,7 @@ class ManifestRun:
     index: int
     offset: int
     bytes: int
-    digests: bytes
+    digests: Raw
 
 
 @dataclass(frozen=True, slots=True)

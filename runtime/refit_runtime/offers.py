@@ -54,7 +54,7 @@ class Piece:
         return self.refused.count(holder) < (2 if self.refused[:1] == [holder] else 1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Offer:
     """A holder in use. `offered`: bytes of each run that may be read, from the run's start."""
 
@@ -67,6 +67,7 @@ class Offer:
     paces: list[float] = field(default_factory=list)
     pause: float = LOOK_SECONDS[0]
     gone: float | None = None
+    reaped: bool = False
 
     def has(self, chunk: Chunk) -> bool:
         return self.gone is None and chunk in self.connection.pieces and self.offered.get(chunk.run, 0) >= chunk.offset + chunk.bytes
@@ -149,12 +150,17 @@ class Offers:
         return next(iter([*again, *relays]), able[turn % len(able)])
 
     def give_up(self, offer: Offer, error: RefitError) -> None:
-        if offer.gone is not None:
-            return
-        offer.gone = self._seams.clock.monotonic()
-        self._out[offer.source.worker] = error
-        self._lease.drop(offer.source.worker)
-        self._connections.drop(offer.source.worker)
+        if offer.gone is None:
+            offer.gone = self._seams.clock.monotonic()
+            self._out[offer.source.worker] = error
+
+    def reap(self, busy: Sequence[Offer]) -> None:
+        """Disconnects holders that were given up and that no read is outstanding from: a transport may call a read ended because it was cut off."""
+        for holder, offer in self._offers.items():
+            if offer.gone is not None and not offer.reaped and offer not in busy:
+                offer.reaped = True
+                self._lease.drop(holder)
+                self._connections.drop(holder)
 
     def look(self) -> None:
         """How far open holders are; those that stand still are given up."""

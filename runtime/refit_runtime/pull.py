@@ -77,6 +77,7 @@ class Pull:
             finally:
                 wait(self._checks)
                 self._settle()
+                self._offers.reap([])
 
     def _step(self, pool: ThreadPoolExecutor) -> None:
         if self._cancelled():
@@ -86,6 +87,7 @@ class Pull:
         self._lease.left()
         moved = self._post() | self._land(pool) | self._judge()
         self._drop_slow()
+        self._offers.reap([flight.offer for flight in self._flights])
         self._offers.look()
         if self._waiting and not (moved or self._flights or self._checks):
             self._seek(self._waiting[0])

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from refit_api.codec import detail_of
 from refit_api.errors import EngineBusy, EngineMismatch, MixedRanks, RefitError, StaleOrder
 from refit_api.mounted import Engine
 from refit_api.tensors import box_elements
-from refit_api.wire import RankPhase, RankReport, Role, Timing
+from refit_api.wire import ErrorDetail, RankPhase, RankReport, Role, Timing, WorkerRef
 
 from refit_runtime.arena import SPARE, Holding
 from refit_runtime.live import LiveParameters
@@ -268,33 +268,14 @@ class GeneratorRank:
 
     def report(self) -> RankReport:
         with self._lock:
-            progress, served = self._stager.progress, self.live.served
             if self._phase is RankPhase.PREPARED and self._seams.clock.monotonic() > self._prepared_until:
                 self._phase = RankPhase.STAGED
-            held = self._stager.holdings.all()
-            whole = [holding for holding in held if holding.complete and not holding.closed]
-            arena = next((holding for holding in whole if holding.number == self._wanted), whole[0] if whole else None)
-            staging = progress.number if self._phase is RankPhase.STAGING else 0
-            here = next((holding for holding in held if holding.number == progress.number), None)
-            key = progress.plan_key if staging else arena.plan_key if arena is not None else served.plan_key if served is not None else ""
-            return RankReport(
-                worker=self.worker.ref,
-                coordinate=self._coordinate,
-                phase=self._phase,
-                serving=served.number if served is not None else 0,
-                serving_root=served.root if served is not None else b"",
-                arena=arena.number if arena is not None else 0,
-                arena_complete=arena is not None,
-                arena_root=arena.root if arena is not None else b"",
-                plan_key=key,
-                staging=staging,
-                verified=here.verified_bytes if here is not None else 0,
-                bytes=progress.bytes,
-                read_from_trainers=progress.read_from[Role.TRAINER],
-                read_from_relays=progress.read_from[Role.GENERATOR],
-                timings=self._timings if self._phase is RankPhase.SERVING else tuple(progress.watch.timings),
-                error=detail_of(self._error) if self._error is not None else None,
-            )
+            timings = self._timings if self._phase is RankPhase.SERVING else tuple(self._stager.progress.watch.timings)
+            served = self._live.served if self._live is not None else None
+            return replace(_contents(self.worker.ref, self._phase, self._stager, served, self._wanted), timings=timings, error=self._detail())
+
+    def _detail(self) -> ErrorDetail | None:
+        return detail_of(self._error) if self._error is not None else None
 
     def close(self) -> None:
         """Ends the stage, gives up leases and holdings, deregisters. What is served stays in the live parameters."""
@@ -310,3 +291,30 @@ def _refuse_unbuilt(engine: Engine) -> None:
     asked = [name for name, unbuilt in {"commit: Remap": engine.commit == "Remap", "staging: Windowed": engine.staging == "Windowed"}.items() if unbuilt]
     if asked:
         raise EngineMismatch(f"spec.generators.engine: {', '.join(asked)} is not carried out by this release; use the defaults", seen=", ".join(asked))
+
+
+def _contents(ref: WorkerRef, phase: RankPhase, stager: Stager, served: Holding | None, wanted: int) -> RankReport:
+    """What is in the arena and in the live parameters. `arena` is what others may read whole: the wanted version, else the served one."""
+    progress, held = stager.progress, stager.holdings.all()
+    whole = [holding for holding in held if holding.complete and not holding.closed]
+    best = sorted(whole, key=lambda holding: (holding.number != wanted, served is None or holding.number != served.number))
+    arena = best[0] if best else None
+    staging = progress.number if phase is RankPhase.STAGING else 0
+    here = next((holding for holding in held if holding.number == progress.number), None)
+    key = progress.plan_key if staging else arena.plan_key if arena is not None else served.plan_key if served is not None else ""
+    return RankReport(
+        worker=ref,
+        coordinate=stager.coordinate,
+        phase=phase,
+        serving=served.number if served is not None else 0,
+        serving_root=served.root if served is not None else b"",
+        arena=arena.number if arena is not None else 0,
+        arena_complete=arena is not None,
+        arena_root=arena.root if arena is not None else b"",
+        plan_key=key,
+        staging=staging,
+        verified=here.verified_bytes if here is not None else 0,
+        bytes=progress.bytes,
+        read_from_trainers=progress.read_from[Role.TRAINER],
+        read_from_relays=progress.read_from[Role.GENERATOR],
+    )

@@ -66,7 +66,7 @@ class Stager:
     """The caller serialises stages; manifests of what is held are answered at any time."""
 
     def __init__(self, settings: RuntimeSettings, seams: Seams, worker: Worker, planner: Planner, coordinate: str, parts: int) -> None:
-        self._settings, self._seams, self._worker, self._planner, self._coordinate = settings, seams, worker, planner, coordinate
+        self._settings, self._seams, self._worker, self._planner, self.coordinate = settings, seams, worker, planner, coordinate
         self.arena = Arena(seams.memory, seams.transport, parts)
         self.holdings = Holdings(self.arena, seams.transport, lambda: worker.ref, parts)
         self.progress = Progress(Stopwatch(seams.clock))
@@ -81,8 +81,8 @@ class Stager:
             facts = self._ready(order.number, deadline, cancelled)
         with self.progress.watch.timed("plan"):
             planned = self._planner.planned(facts.version.plan_key)
-            class_ = planned.class_of(self._coordinate, self._worker.layout)
-            plan, mine = planned.plan, planned.plan.coordinate(class_, self._coordinate)
+            class_ = planned.class_of(self.coordinate, self._worker.layout)
+            plan, mine = planned.plan, planned.plan.coordinate(class_, self.coordinate)
         self.progress.plan_key, self.progress.bytes = planned.key, mine.bytes
         if self.arena.part_bytes < mine.arena_bytes:
             for part in range(len(self.holdings.parts)):
@@ -93,7 +93,7 @@ class Stager:
             return holding
         digests = Digests(self._worker.registered.group_uid, order.number)
         roots = {run.index: facts.run_roots[run.index] for run in holding.runs}
-        find = _Finder(self._seams, self._worker, order, class_, self._coordinate, tuple(dict.fromkeys(run.slot for run in holding.runs)))
+        find = _Finder(self._seams, self._worker, order, class_, self.coordinate, tuple(dict.fromkeys(run.slot for run in holding.runs)))
         for attempt in range(STUCK_TRIES + 1):
             goal = Goal(holding, plan, roots, digests, self._worker.ref, self._settings.transport.chunk_bytes, deadline)
             try:

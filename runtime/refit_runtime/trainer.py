@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import structlog
@@ -31,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 PLAN_TRIES = 4  # the class set may change while we plan
 CALL_MARGIN = 5.0
+SEAL_SECONDS = 30.0  # that a publish waits for the seal of the one before
 
 
 class TrainerClient:
@@ -69,8 +71,8 @@ class TrainerClient:
         """The version that holds the present weights, or None if `onBusy: Skip` skipped it. Raises PeerError (NoClass, CatalogUnavailable), PlanError."""
         if select is not None:
             raise SpecError("subsets are not published by this release: leave select out", seen=select)
-        if self._sealing is not None:
-            self._sealing.exception()  # its failure was logged, and failed its version
+        if self._sealing is not None and futures.wait([self._sealing], SEAL_SECONDS).not_done:  # a failure was logged, and failed its version
+            raise PeerUnavailable(f"step {step}: the version before is not sealed yet: the catalog is away, or digests are slow", retry_after=2.0)
         version = self._create(step)
         if version is None:
             return None
@@ -184,7 +186,7 @@ class TrainerClient:
     def release(self, version: int, timeout: float) -> None:
         """Closes a version and waits until nobody reads it. Raises PeerUnavailable with the readers that are left."""
         if self._sealing is not None:
-            self._sealing.exception(timeout)
+            futures.wait([self._sealing], timeout)
         deadline = self._seams.clock.monotonic() + timeout
         for holding in self._holdings.all():
             if holding.number == version:
