@@ -32,6 +32,8 @@ class Fleet:
     def create(installation: Installation, namespace: str) -> Fleet:
         kubectl, pods = installation.kubectl, installation.pods
         folder = installation.exports / namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)  # pods run as a user of their own
         kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(workloads(namespace)))
         return Fleet(installation, namespace, Pods(pods.image, pods.packages, folder))
