@@ -17,6 +17,7 @@ from e2e.kubectl import Kubectl, KubectlError, condition, eventually
 GROUP = "tiny"
 TRAINER = f"{GROUP}-trainer-0"
 START_SECONDS = 300.0  # torch, Megatron and an engine start on a busy machine
+MOST_VERSIONS = 1000  # of one trainer pod; stories allow them one by one
 ANY_PHASE = ("Publishing", "Ready", "Releasing", "Released", "Failed")
 
 
@@ -48,9 +49,9 @@ class Fleet:
     def kubectl(self) -> Kubectl:
         return self.installation.kubectl
 
-    def apply(self, versions: int = 100, replicas: int = 1, ranks: int = 2, **spec: Any) -> None:
+    def apply(self, replicas: int = 1, **spec: Any) -> None:
         """A custom-engine group whose trainer publishes only what `allow` lets it."""
-        trainer = self.pods_of.trainer(versions, controlled=True, ranks=ranks, TRAINER_INTERVAL_SECONDS="0.5", TRAINER_STEPS="1")
+        trainer = self.pods_of.trainer(MOST_VERSIONS, controlled=True, TRAINER_INTERVAL_SECONDS="0.5", TRAINER_STEPS="1")
         self.kubectl.apply(refit_group(GROUP, self.namespace, trainer, self.pods_of.custom_engine(), replicas, **spec))
 
     def patch(self, spec: Object) -> None:
