@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import start_http_server
 from refit_api.errors import RefitError
 
-from refit_operator import kube, telemetry, wiring
+from refit_operator import handlers, kube, telemetry, wiring
 from refit_operator.catalog.memory import MemoryCatalog
 from refit_operator.settings import OperatorSettings
 
@@ -32,7 +32,7 @@ async def _run(settings: OperatorSettings) -> None:
     clock = SystemClock()
     flags = wiring.Flags(asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future())
     try:
-        await wiring.run(settings, wiring.Parts(cluster, MemoryCatalog(clock), clock, login), flags)
+        await wiring.run(settings, wiring.Parts(cluster, MemoryCatalog(clock), handlers.Watch(), clock, login), flags)
     finally:
         await cluster.close()
 

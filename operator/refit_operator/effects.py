@@ -12,7 +12,7 @@ from refit_api.wire import GroupRef
 
 from refit_operator import gauges, writes
 from refit_operator.decide import actions
-from refit_operator.decide.facts import Verdict
+from refit_operator.decide.facts import CatalogFacts, Verdict
 from refit_operator.decide.memory import Memory
 from refit_operator.ports import Catalog, Clock, Cluster, Seen
 
@@ -23,13 +23,18 @@ STATUS_INTERVAL = {"RefitGroup": 1.0, "WeightVersion": 5.0}
 
 @dataclass(slots=True)
 class Kept:
-    """What this process remembers of one group, by the uid that it has. `verdicts`: by kind, what was asked, the answer, when."""
+    """What this process remembers of one group, by the uid that it has. `verdicts`: by kind, what was asked, the answer, when.
+
+    `picture`: what the last pass saw; until `due` the same picture needs no pass.
+    """
 
     uid: str
     memory: Memory = field(default_factory=Memory)
     children: writes.Children = field(default_factory=writes.Children)
     statuses: writes.Statuses = field(default_factory=lambda: writes.Statuses(STATUS_INTERVAL))
     verdicts: dict[str, tuple[str, Verdict, float]] = field(default_factory=dict)
+    picture: tuple[Seen, CatalogFacts] | None = None
+    due: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Effects:
     kept: Kept
 
     async def carry_out(self, decided: Sequence[actions.Action]) -> float:
-        """Returns the seconds after which a held back write may go out; infinity when none was."""
+        """Returns the seconds after which there is something to write again; infinity when there is not."""
         waits = [await self._one(action) for action in decided]
         return min((wait for wait in waits if wait), default=float("inf"))
 
@@ -54,7 +59,7 @@ class Effects:
             case actions.WriteStatus():
                 return await self._write(action, now)
             case actions.Apply(manifest):
-                await self._apply(manifest, now)
+                return await self._apply(manifest, now)
             case actions.MarkPod(name, uid, synced, message):
                 await self.cluster.mark_pod(space, name, uid, synced, message, now)
             case actions.CreateRecord(manifest):
@@ -88,15 +93,17 @@ class Effects:
             case _:
                 raise AssertionError(f"nobody carries out {action}")
 
-    async def _apply(self, manifest: Mapping[str, Any], now: float) -> None:
+    async def _apply(self, manifest: Mapping[str, Any], now: float) -> float:
         shown = next((c for c in self.seen.children if c.kind == manifest["kind"] and c.name == manifest["metadata"]["name"]), None)
-        if not self.kept.children.stale(manifest, shown, now):
-            return
+        due = self.kept.children.due(manifest, shown, now)
+        if due:
+            return due
         if shown is None:
             await self.cluster.claim(manifest)
         elif shown.owner not in ("", self.kept.uid):
             raise PeerUnavailable(f"{shown.kind} {shown.name} of a former group of this name is still being collected", retry_after=2.0)
         self.kept.children.written(manifest, await self.cluster.apply(manifest), now)
+        return 0.0
 
     async def _write(self, action: actions.WriteStatus, now: float) -> float:
         statuses = self.kept.statuses

@@ -253,7 +253,7 @@ class KubeCluster:
             raise _translated(refusal) from refusal
 
     async def _call(self, method: str, path: str, body: Any = None, content: str = "application/json", **query: str) -> dict[str, Any]:
-        headers = {"Content-Type": content, "Accept": "application/json"}
+        headers = {"Content-Type": content, "Accept": "application/json, */*"}  # key sets have a type of their own
         resource = f"{path}?{urlencode(query)}" if query else path
         try:
             request = await self._client.param_serialize(method, resource, header_params=headers, body=body, auth_settings=["BearerToken"])

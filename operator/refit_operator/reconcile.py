@@ -12,7 +12,7 @@ from refit_api.v1alpha1 import RefitGroupSpec
 from refit_api.wire import GroupRef
 
 from refit_operator import gauges, resources, writes
-from refit_operator.decide.facts import Observed, Verdict
+from refit_operator.decide.facts import CatalogFacts, Observed, Verdict
 from refit_operator.decide.group import Decision, Site, decide, let_go, refuse
 from refit_operator.decide.target import Problem
 from refit_operator.effects import Effects, Kept
@@ -21,6 +21,7 @@ from refit_operator.recorded import recorded, terms
 
 _REFUSED_AGAIN = 60.0  # what the cluster refused may have changed without an event
 _DRAIN_AFTER_GROUP = 60.0  # the bound of a group's own spec went with it
+_LOOK_AGAIN = 300.0  # the same picture is judged anew after this, whatever was decided
 FOREVER = float("inf")
 
 
@@ -41,18 +42,26 @@ class Reconciler:
         kept = self._kept(key, seen)
         if seen.group is None or seen.manifest is None:
             return await self._gone(key, seen, kept)
-        seen = _newest(seen, kept)
-        assert seen.group is not None, "it was there a line ago"
         now = self.clock.time()
         try:
-            spec = from_api(RefitGroupSpec, seen.manifest.get("spec") if seen.manifest else None)
+            spec = from_api(RefitGroupSpec, seen.manifest.get("spec"))
         except SpecError as error:
             return await self._act(key, seen, kept, refuse(Problem(Reason.INVALID_SPEC, error.message), seen.group, kept.memory, now))
         if spec.managed_by is not None:
             return FOREVER  # another controller's
         await self.catalog.open(key, terms(seen.group, spec), recorded(seen))
+        picture = (seen, await self.catalog.facts(key))
+        if picture != kept.picture or now >= kept.due:
+            kept.picture = None
+            kept.due = now + min(await self._pass(key, _newest(seen, kept), spec, kept, picture[1]), _LOOK_AGAIN)
+            kept.picture = picture
+        return kept.due - now
+
+    async def _pass(self, key: GroupRef, seen: Seen, spec: RefitGroupSpec, kept: Kept, facts: CatalogFacts) -> float:
+        assert seen.group is not None, "only groups that are there get a pass"
+        now = self.clock.time()
         verdicts = await self._judge(seen, spec, kept, now)
-        observed = Observed(seen.pods, seen.children, seen.records, await self.catalog.facts(key), verdicts)
+        observed = Observed(seen.pods, seen.children, seen.records, facts, verdicts)
         gauges.show(key, observed)
         try:
             wait = await self._act(key, seen, kept, decide(spec, seen.group, observed, self.site(), kept.memory, now))

@@ -66,15 +66,15 @@ class Parts:
 
     cluster: KubeCluster
     catalog: MemoryCatalog
+    watch: handlers.Watch
     clock: Clock
     login: Callable[..., kopf.ConnectionInfo | None]
 
 
 async def run(settings: OperatorSettings, parts: Parts, flags: Flags) -> None:
     """Until `flags.stop`, a signal, or the failure of a part."""
-    cluster, catalog, clock = parts.cluster, parts.catalog, parts.clock
+    cluster, catalog, watch, clock = parts.cluster, parts.catalog, parts.watch, parts.clock
     ca = await _authority(settings, cluster, clock)
-    watch = handlers.Watch()
     site = Site(settings.catalog_address, ca.bundle)
     reconciler = Reconciler(watch, cluster, catalog, clock, lambda: site)
     queue = WorkQueue(reconciler, clock, Random(), Pace(resync=settings.resync_seconds))

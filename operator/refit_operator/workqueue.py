@@ -3,6 +3,7 @@
 Invariants:
 - a key put while its pass runs gets another pass after it: nothing seen late is lost;
 - a key waits for the earliest of the times asked for, so that bursts coalesce and slow timers never hide fast ones;
+- after a pass a key rests as long as the pass took: a large group that changes all the time gets half of the loop, not all of it;
 - a failed pass comes back later, twice as late each time, with jitter, and never stops others: `retry_after` of a typed error sets the first delay;
 - every key comes back after `resync` with jitter, whatever happened.
 """
@@ -36,6 +37,7 @@ class Pace:
     resync: float = 600.0
     backoff: float = 0.5
     backoff_limit: float = 60.0
+    rest_limit: float = 2.0
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class _Entry:
     since: float = 0.0
     running: bool = False
     failures: int = 0
+    rests_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class WorkQueue:
         """Asks for a pass within `delay` seconds (the burst time when not given)."""
         now = self.clock.monotonic()
         entry = self._entries.setdefault(key, _Entry())
-        due = now + (delay if delay is not None else self.pace.burst)
+        due = max(now + (delay if delay is not None else self.pace.burst), entry.rests_until)
         if entry.due is not None and entry.due <= due:
             return
         entry.due, entry.since = due, now
@@ -112,7 +115,7 @@ class WorkQueue:
             return
 
     async def _pass(self, key: GroupRef) -> None:
-        entry = self._entries[key]
+        entry, began = self._entries[key], self.clock.monotonic()
         again: float | None
         with telemetry.RECONCILE_SECONDS.time():
             try:
@@ -121,6 +124,8 @@ class WorkQueue:
             except Exception as error:  # noqa: BLE001 (one group's failure never stops the others; it is logged, counted and tried again)
                 again = self._failed(key, entry, error)
         entry.running = False
+        now = self.clock.monotonic()
+        entry.rests_until = now + min(now - began, self.pace.rest_limit)
         self._requeue(key, entry, again)
 
     def _failed(self, key: GroupRef, entry: _Entry, error: Exception) -> float:

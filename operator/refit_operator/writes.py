@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from refit_operator.decide.facts import Child
 from refit_operator.ports import Manifest, Stamp
 
-_SHOWN_WITHIN = 30.0
-"""Seconds in which the watch must show a write; beyond it the object counts as deleted by somebody."""
+_SHOWN_WITHIN = 5.0
+"""Seconds in which the watch must show a write; beyond it the object counts as deleted by somebody, and is applied again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,18 @@ class Children:
 
     applied: dict[tuple[str, str], _Applied] = field(default_factory=dict)
 
-    def stale(self, manifest: Manifest, shown: Child | None, now: float) -> bool:
-        """Whether the child must be applied: never written by this process, wanted otherwise now, changed by others, or gone."""
+    def due(self, manifest: Manifest, shown: Child | None, now: float) -> float:
+        """Seconds until the child must be applied. 0, now: never written by this process, wanted otherwise, changed by others, or gone."""
         last = self.applied.get(_key(manifest))
         if last is None or last.digest != digest(manifest):
-            return True
+            return 0.0
         if shown is None:
-            return last.seen or now - last.at > _SHOWN_WITHIN
+            return 0.0 if last.seen else max(0.0, last.at + _SHOWN_WITHIN - now)
         if shown.revision < last.stamp.revision:  # the watch is behind
-            return False
+            return inf
         self.applied[_key(manifest)] = replace(last, seen=True)
-        return shown.generation != last.stamp.generation if last.stamp.generation else shown.revision != last.stamp.revision
+        same = shown.generation == last.stamp.generation if last.stamp.generation else shown.revision == last.stamp.revision
+        return inf if same else 0.0
 
     def written(self, manifest: Manifest, stamp: Stamp, now: float) -> None:
         self.applied[_key(manifest)] = _Applied(digest(manifest), stamp, now)

@@ -15,7 +15,7 @@ from kubernetes.aio.client import ApiClient
 from refit_api import names
 from refit_api.errors import CatalogUnavailable
 from refit_api.wire import GroupRef, Role, WorkerRef
-from refit_operator import kube, wiring
+from refit_operator import handlers, kube, wiring
 from refit_operator.catalog.memory import MemoryCatalog
 from refit_operator.kube import KubeCluster
 from refit_operator.settings import OperatorSettings
@@ -54,6 +54,7 @@ class Running:
 
     client: ApiClient
     catalog: MemoryCatalog
+    watch: handlers.Watch
     flags: wiring.Flags
     task: asyncio.Task[None]
 
@@ -83,10 +84,10 @@ class Stage:
         assert self.operator is None
         settings = OperatorSettings(namespaces=(self.namespace,), catalog_host="127.0.0.1", catalog_port=0, health_port=0)
         client, clock = await kube.connect(self.identity), SystemClock()
-        catalog = MemoryCatalog(clock)
+        catalog, watch = MemoryCatalog(clock), handlers.Watch()
         flags = wiring.Flags(asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future())
-        parts = wiring.Parts(KubeCluster(client), catalog, clock, partial(kube.connection, client))
-        self.operator = Running(client, catalog, flags, asyncio.create_task(wiring.run(settings, parts, flags)))
+        parts = wiring.Parts(KubeCluster(client), catalog, watch, clock, partial(kube.connection, client))
+        self.operator = Running(client, catalog, watch, flags, asyncio.create_task(wiring.run(settings, parts, flags)))
         await asyncio.wait_for(flags.ready.wait(), 30.0)
 
     async def restart(self) -> None:

@@ -106,7 +106,7 @@ async def test_what_comes_during_a_pass_gets_another_one_after_it() -> None:
         assert len(b.passes) == 1
         assert inside == [0]
         gate.set()
-        await b.turn(1)
+        await b.turn(3)
         assert len(b.passes) == 2
 
 
@@ -154,6 +154,19 @@ async def test_an_error_says_when_to_come_back() -> None:
         assert len(b.passes) == 1
         await b.turn(3)
         assert len(b.passes) == 2
+
+
+async def test_a_pass_is_followed_by_a_rest_of_its_own_length() -> None:
+    """A group that changes all the time must not take the whole loop."""
+
+    async def work(_: GroupRef) -> float | None:
+        b.clock.now += 1.0
+        return 0.0
+
+    async with bench(work) as b:
+        b.queue.put(A, 0.0)
+        await b.turn(20)
+        assert 8 <= len(b.passes) <= 11
 
 
 async def test_every_group_comes_back_after_a_while_whatever_happens() -> None:

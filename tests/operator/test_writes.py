@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -21,29 +22,29 @@ def child(revision: int, generation: int) -> Child:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "shown", "now", "stale"),
+    ("wanted", "shown", "now", "due"),
     [
-        pytest.param(manifest(), None, NOW + 5, False, id="the watch has not shown it yet"),
-        pytest.param(manifest(), None, NOW + 60, True, id="it never will: somebody deleted it"),
-        pytest.param(manifest(), child(10, 2), NOW + 5, False, id="as written"),
-        pytest.param(manifest(), child(9, 1), NOW + 5, False, id="the watch is behind"),
-        pytest.param(manifest(), child(30, 2), NOW + 5, False, id="only its status moved"),
-        pytest.param(manifest(), child(30, 3), NOW + 5, True, id="somebody changed it"),
-        pytest.param(manifest(2), child(10, 2), NOW + 5, True, id="it is wanted otherwise"),
+        pytest.param(manifest(), None, NOW + 1, 4.0, id="the watch has not shown it yet"),
+        pytest.param(manifest(), None, NOW + 60, 0.0, id="it never will: somebody deleted it"),
+        pytest.param(manifest(), child(10, 2), NOW + 5, inf, id="as written"),
+        pytest.param(manifest(), child(9, 1), NOW + 5, inf, id="the watch is behind"),
+        pytest.param(manifest(), child(30, 2), NOW + 5, inf, id="only its status moved"),
+        pytest.param(manifest(), child(30, 3), NOW + 5, 0.0, id="somebody changed it"),
+        pytest.param(manifest(2), child(10, 2), NOW + 5, 0.0, id="it is wanted otherwise"),
     ],
 )
-def test_when_a_child_is_applied_again(wanted: dict[str, Any], shown: Child | None, now: float, stale: bool) -> None:
+def test_when_a_child_is_applied_again(wanted: dict[str, Any], shown: Child | None, now: float, due: float) -> None:
     children = Children()
-    assert children.stale(manifest(), None, NOW)
+    assert children.due(manifest(), None, NOW) == 0.0
     children.written(manifest(), Stamp(10, 2), NOW)
-    assert children.stale(wanted, shown, now) is stale
+    assert children.due(wanted, shown, now) == due
 
 
 def test_what_was_seen_and_is_gone_was_deleted() -> None:
     children = Children()
     children.written(manifest(), Stamp(10, 2), NOW)
-    assert not children.stale(manifest(), child(10, 2), NOW + 1)
-    assert children.stale(manifest(), None, NOW + 2)
+    assert children.due(manifest(), child(10, 2), NOW + 1) == inf
+    assert children.due(manifest(), None, NOW + 2) == 0.0
 
 
 def test_a_status_is_computed_from_the_newest_one() -> None:
