@@ -5,7 +5,7 @@
     Agent(...).run()                                                 follows the operator
 
 `/refit/version`, `/refit/status` and `/refit/prestop` as every generator has them; `/checksum` is the answer of this engine: SHA-256 over its live
-parameters, with the version that they are.
+parameters, with the version that they are; `/counters` is what its rank counted.
 """
 
 from __future__ import annotations
@@ -98,13 +98,14 @@ def checksum(module: torch.nn.Module) -> str:
 class Routes:
     """What the engine answers, by path; `ask` runs a coroutine on the agent's loop."""
 
-    def __init__(self, module: torch.nn.Module, gate: Gate, agent: Agent, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, module: torch.nn.Module, rank: GeneratorRank, gate: Gate, agent: Agent, loop: asyncio.AbstractEventLoop) -> None:
         self._module, self._gate, self._agent, self._loop = module, gate, agent, loop
         self.paths: dict[str, Callable[[], dict[str, Any]]] = {
             names.VERSION_PATH: self.version,
             names.STATUS_PATH: lambda: document(self._agent.view()),
             names.PRESTOP_PATH: self.prestop,
             "/checksum": self.checksum,
+            "/counters": rank.counters,
         }
 
     def version(self) -> dict[str, Any]:
@@ -164,12 +165,12 @@ async def serve(program: EngineProgram, settings: RuntimeSettings, announce: Cal
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopped.set)
-    module, stacks = engine(TinyLlama(), program.fused)
+    module, stacks = engine(TinyLlama().scaled(program.scale), program.fused)
     seams, gate = seams_of(settings, 0), Gate()
     rank = GeneratorRank(settings, seams, "tp0")
     await asyncio.to_thread(rank.bind, TorchTarget(module, "tp0", stacks))
     agent = Agent(settings, seams.catalog, LocalEngine([rank], gate, end), seams.clock, Random())
-    server = ThreadingHTTPServer((program.host, program.port), partial(Handler, Routes(module, gate, agent, loop)))
+    server = ThreadingHTTPServer((program.host, program.port), partial(Handler, Routes(module, rank, gate, agent, loop)))
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     announce(server.server_port)
     work, stop = asyncio.create_task(agent.run()), asyncio.create_task(stopped.wait())

@@ -23,10 +23,14 @@ class TrainerProgram(BaseSettings):
     """How long to go on asking when no engine is there yet or the catalog is away."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     seed: int = 0
+    scale: Annotated[int, Field(ge=1)] = 1
+    """`TinyLlama.scaled`, the same as the engines'."""
     export: Path | None = None
     """A folder for a Hugging Face checkpoint of every version, `<export>/<version>`."""
     allowed: Path | None = None
     """A file with a number: how many versions may be published so far. Without it, all."""
+    counters: Path | None = None
+    """A file that the plain trainer writes after each version: what its client counted so far, as JSON."""
 
 
 class Launched(BaseSettings):
@@ -46,3 +50,16 @@ class EngineProgram(BaseSettings):
     host: str = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     fused: bool = False
+    scale: Annotated[int, Field(ge=1)] = 1
+    """`TinyLlama.scaled`, the same as the trainer's."""
+
+
+class RawProgram(BaseSettings):
+    """`RAW_*`: one end of a raw read."""
+
+    model_config = SettingsConfigDict(env_prefix="RAW_", frozen=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=1)]
+    """How much memory is offered and filled."""
+    host: str = "0.0.0.0"
+    port: Annotated[int, Field(ge=0, le=65535)] = 9000

@@ -6,7 +6,7 @@ Every size has a reason: grouped queries, a padded vocabulary and an MLP that tw
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -23,6 +23,11 @@ class TinyLlama:
     positions: int = 256
     epsilon: float = 1e-5
     rotary_base: int = 10000
+
+    def scaled(self, factor: int) -> TinyLlama:
+        """As deep, and as many times as wide: `factor` squared times the bytes, of which scale 1 has 0.85 MB and scale 18 has 276 MB."""
+        heads = {"query_heads": factor * self.query_heads, "kv_heads": factor * self.kv_heads}
+        return replace(self, hidden=factor * self.hidden, ffn=factor * self.ffn, words=factor * self.words, padded_words=factor * self.padded_words, **heads)
 
     def huggingface(self) -> dict[str, object]:
         """config.json of its checkpoints."""

@@ -8,16 +8,12 @@ optimiser step and after each stretch of training, close at the end. A restarted
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 from contextlib import closing
-from types import FrameType
 
 import structlog
 import torch
-from refit_api.errors import PeerError
-from refit_api.wire import Version
 from refit_runtime import TrainerClient
 from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.source import MegatronSource
@@ -26,6 +22,7 @@ from refit_runtime.settings import RuntimeSettings
 from e2e.workloads.checkpoint import export
 from e2e.workloads.megatron_cpu import cpu, parallel_state
 from e2e.workloads.megatron_llama import Training, build, groups
+from e2e.workloads.publishing import leave, publish, wait_until_allowed
 from e2e.workloads.settings import Launched, TrainerProgram
 from e2e.workloads.tiny_llama import TinyLlama
 
@@ -42,7 +39,7 @@ def main() -> None:
 
 
 def train(client: TrainerClient, program: TrainerProgram, place: Launched) -> None:
-    sizes = TinyLlama()
+    sizes = TinyLlama().scaled(program.scale)
     model = build(sizes, place.world_size, program.seed)
     client.bind(MegatronSource([model], Mesh.of(parallel_state, place.rank), "llama", sizes.words))
     training = Training(model, sizes, program.learning_rate, program.seed)
@@ -59,32 +56,6 @@ def train(client: TrainerClient, program: TrainerProgram, place: Launched) -> No
             time.sleep(max(0.0, began + program.interval_seconds - time.monotonic()))
     log.info("all versions are published and stay on offer until this pod ends", rank=place.rank)
     signal.pause()
-
-
-def publish(client: TrainerClient, step: int, patience: float) -> Version | None:
-    """Asks again while no engine is there yet or the catalog is away. The same step is the same version, whoever asked first."""
-    deadline = time.monotonic() + patience
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return client.publish(step)
-        except PeerError as error:
-            if error.retry_after is None or error.retry_after > left:
-                raise
-            log.info("cannot publish yet", step=step, why=error.message)
-            time.sleep(error.retry_after * random.uniform(1.0, 1.3))
-
-
-def wait_until_allowed(program: TrainerProgram, count: int) -> None:
-    """Whoever wants to look at every version writes into a file how many may be published."""
-    while program.allowed is not None and not (program.allowed.exists() and int(program.allowed.read_text() or 0) > count):
-        time.sleep(0.2)
-
-
-def leave(*_: int | FrameType | None) -> None:
-    """On SIGTERM, once: what is open is closed on the way out, and readers find a closed holder instead of a vanished one."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(0)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("crds/refit_api", "operator/refit_operator", "runtime/refit_runtime")
@@ -60,11 +60,7 @@ def test_modules_are_named_after_what_they_hold() -> None:
 
 
 def test_every_module_says_why_it_exists() -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in python_files()
-        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in python_files() if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None]
     assert silent == []
 
 

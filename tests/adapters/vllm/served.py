@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 
-START_SECONDS = 420.0
+START_SECONDS = 300.0
 
 
 def free_port() -> int:
@@ -98,7 +99,7 @@ def serving(model: Path, folder: Path, given: Mounted, uid: str) -> Iterator[Ser
     pod = {"POD_NAME": uid, "POD_UID": uid, "POD_NAMESPACE": given.group.namespace, "POD_IP": "127.0.0.1"}
     with log.open("wb") as output:
         environment = {**os.environ, **pod, "REFIT_SETTINGS": str(folder / "settings.json"), "TMPDIR": str(folder), "PYTHONPATH": _distribution(folder)}
-        process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         yield Server(port, process, log)
     finally:
@@ -110,7 +111,7 @@ def reference(model: Path, folder: Path) -> Iterator[Callable[[Path, Sequence[Se
     """Gives what asks it; the first question waits until it is up."""
     with (folder / "reference.log").open("wb") as errors:
         command = [sys.executable, "-m", "e2e.workloads.reference", str(model)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
 
     def ask(checkpoint: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
         assert process.stdin is not None
@@ -130,12 +131,15 @@ def reference(model: Path, folder: Path) -> Iterator[Callable[[Path, Sequence[Se
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
+    """In order if it can; then everything that it started, since an engine that hangs outlives its server."""
     process.terminate()
     try:
-        process.wait(60)
+        process.wait(30)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(10)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _distribution(folder: Path) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
-
 from refit_runtime.adapters.vllm.gate import Gate
 from refit_runtime.adapters.vllm.pod import Pod, State
 

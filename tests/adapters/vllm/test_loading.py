@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from refit_api.errors import EngineMismatch
-
 from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
 from refit_runtime.adapters.vllm.recorder import live_tensors
+
 from tests.adapters.vllm.models import Rank, built, directory, engine_config, faked
 
 ALONE = Rank(0, 1)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from refit_api.errors import EngineMismatch, SpecError
 from refit_api.mounted import Group, Model, Mounted, Rollout
-
 from refit_runtime.adapters.vllm import plugin
 from refit_runtime.adapters.vllm.target import coordinate, place
+
 from tests.adapters.vllm.models import Rank, directory, engine_config
 
 

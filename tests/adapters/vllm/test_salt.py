@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from refit_runtime.adapters.vllm.salt import salt, salt_requests
 
 BLOCK = 4
