@@ -6,11 +6,11 @@ and drained (O9), which is the caller's promise; `allocations` counts, and a war
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from refit_api.errors import PeerUnavailable, VersionRetired
+from refit_api.errors import PeerUnavailable, UnsupportedLayout, VersionRetired
 from refit_api.wire import GetManifest, Manifest, ManifestRun, WorkerRef
 
 from refit_runtime.plan.plan import Chunk, Run
@@ -24,7 +24,9 @@ SPARE = 0.02  # of a forecast: what alignment and wider wire dtypes may add
 
 
 class Arena:
-    """Parts are numbered from 0."""
+    """Parts are numbered from 0. `device`: where its memory is, known once the weights are bound."""
+
+    device: torch.device
 
     def __init__(self, memory: Memory, transport: Transport, parts: int) -> None:
         self._memory, self._transport, self._parts = memory, transport, parts
@@ -42,7 +44,7 @@ class Arena:
             return False
         self._whole = None  # the old one is given back first
         part = -(-max(size, 1) // PAGE) * PAGE
-        whole = self._memory.allocate(part * self._parts)
+        whole = self._memory.allocate(part * self._parts, self.device)
         self._transport.register(whole)
         self._whole, self.part_bytes = whole, part
         self.allocations += 1
@@ -63,6 +65,17 @@ class Arena:
 
     def part(self, part: int) -> torch.Tensor:
         return self.whole[self.start(part) : self.start(part) + self.part_bytes]
+
+
+def device_of(views: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
+    """The one device of all weights, given with their names. Raises UnsupportedLayout."""
+    import torch
+
+    found = {view.device: name for name, view in views}
+    if len(found) > 1:
+        named = "; ".join(f"{name} on {device}" for device, name in found.items())
+        raise UnsupportedLayout(f"the weights of one rank lie on several devices ({named}): keep them on one", seen=named)
+    return next(iter(found), torch.device("cpu"))
 
 
 @dataclass(slots=True)

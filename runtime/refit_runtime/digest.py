@@ -22,8 +22,8 @@ DIGEST_BYTES = 16
 _WORDS = BLOCK // 8
 _PIECE = 1 << 14  # words at a time: scratch, keys and data stay in a core's cache
 _MASK = (1 << 64) - 1
-_PHI, _MA, _A1, _A2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 30, 27
-_PSI, _MB, _B1, _B2 = 0xC2B2AE3D27D4EB4F, 0x94D049BB133111EB, 31, 29
+FIRST = _PHI, _MA, _A1, _A2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 30, 27
+SECOND = _PSI, _MB, _B1, _B2 = 0xC2B2AE3D27D4EB4F, 0x94D049BB133111EB, 31, 29
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
@@ -34,7 +34,7 @@ class Digests:
 
     def __init__(self, group_uid: str, version: int) -> None:
         seed = hashlib.sha256(group_uid.encode() + version.to_bytes(8, "little")).digest()
-        self._k0, self._k1 = (int.from_bytes(seed[at : at + 8], "little") for at in (0, 8))
+        self.keys = self._k0, self._k1 = int.from_bytes(seed[:8], "little"), int.from_bytes(seed[8:16], "little")
         place = np.arange(1, _WORDS + 1, dtype=np.uint64)
         self._keys_a = place * np.uint64(_PHI) + np.uint64(self._k0)
         self._keys_b = place * np.uint64(_PSI) ^ np.uint64(self._k1)

@@ -6,8 +6,7 @@ puts them back into the arena. Both need a list that writes every byte without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from refit_api.errors import DigestMismatch, InstallError
@@ -16,12 +15,11 @@ from refit_runtime.arena import Holding
 from refit_runtime.digest import BLOCK, DIGEST_BYTES, Digests
 from refit_runtime.plan.plan import InstallCopy
 from refit_runtime.ports import Memory, WeightTarget
+from refit_runtime.readback import ReadBack
 from refit_runtime.snapshot import typed
 
 if TYPE_CHECKING:
     import torch
-
-WINDOW = 8 * BLOCK
 
 
 class CopyList:
@@ -37,40 +35,39 @@ class CopyList:
             self._arena.append(piece[(None,) * (len(copy.at) - len(copy.shape))])
             self._live.append(target.view(copy.parameter)[tuple(slice(lo, hi) for lo, hi in copy.at)])
         self.exact = all(live.dtype == piece.dtype for live, piece in zip(self._live, self._arena, strict=True))
+        self._device = part.device
+        self._readback: ReadBack | None = None
+        self._copy = memory.copies(list(zip(self._live, self._arena, strict=True)))
 
     def install(self) -> None:
         """Raises InstallError: then the live parameters are a mix, until a whole install succeeds."""
-        import torch
-
         try:
-            with torch.no_grad():
-                torch._foreach_copy_(self._live, self._arena)
-            self._memory.fence()
+            self._copy()
         except RuntimeError as error:
             raise InstallError(f"copying into the live parameters failed ({error}): the engine's parameters changed, or its memory is broken") from error
 
     def gather(self) -> None:
         """The live parameters back into the arena."""
-        import torch
-
         assert self.exact, "a cast cannot be undone"
-        with torch.no_grad():
-            torch._foreach_copy_(self._arena, self._live)
-        self._memory.fence()
+        self._memory.copies(list(zip(self._arena, self._live, strict=True)))()
+
+    def prepare_check(self) -> None:
+        """So that a check in the pause finds everything made."""
+        if self._readback is None:
+            self._readback = ReadBack(list(zip(self._copies, self._live, strict=True)), self._memory, self._device)
 
     def check(self, holding: Holding, digests: Digests, cancelled: Callable[[], bool]) -> None:
         """Raises DigestMismatch if a live parameter is not what the version says. Ends early, silently, when cancelled."""
         assert self.exact, "casts change the bytes that the digests are of"
-        for run, pieces in groupby(zip(self._copies, self._live, strict=True), key=lambda pair: pair[0].run):
-            wanted, block = holding.digests[run], 0
-            for window in _windows(pieces):
-                if cancelled():
-                    return
-                seen = self._memory.digests(window, digests)
-                for at in range(0, len(seen), DIGEST_BYTES):
-                    if seen[at : at + DIGEST_BYTES] != wanted[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]:
-                        raise self._damaged(holding, run, block)
-                    block += 1
+        self.prepare_check()
+        assert self._readback is not None, "just made"
+        for run, block, seen in self._readback.digests(digests):
+            wanted = holding.digests[run][block * DIGEST_BYTES :][: len(seen)]
+            for at in range(0, len(seen), DIGEST_BYTES):
+                if seen[at : at + DIGEST_BYTES] != wanted[at : at + DIGEST_BYTES]:
+                    raise self._damaged(holding, run, block + at // DIGEST_BYTES)
+            if cancelled():
+                return
 
     def _damaged(self, holding: Holding, run: int, block: int) -> DigestMismatch:
         lo = holding.offsets[run] + block * BLOCK
@@ -84,29 +81,3 @@ class CopyList:
             block=block,
             source="live parameters",
         )
-
-
-def _windows(pieces: Iterator[tuple[InstallCopy, torch.Tensor]]) -> Iterator[torch.Tensor]:
-    """The bytes of a run as they lie in the arena, from the live parameters, some blocks at a time; a piece that is needed twice counts once."""
-    import torch
-
-    window = torch.empty(WINDOW, dtype=torch.uint8)
-    filled, last = 0, -1
-    for copy, live in pieces:
-        if copy.offset == last:
-            continue
-        last = copy.offset
-        array = live[(0,) * (live.dim() - len(copy.shape))] if live.dim() > len(copy.shape) else live
-        if copy.perm is not None:
-            array = array.permute([copy.perm.index(dim) for dim in range(len(copy.perm))])
-        data = array.detach().contiguous().reshape(-1).view(torch.uint8)
-        at = 0
-        while at < data.numel():
-            take = min(WINDOW - filled, data.numel() - at)
-            window[filled : filled + take] = data[at : at + take]
-            filled, at = filled + take, at + take
-            if filled == WINDOW:
-                yield window
-                filled = 0
-    if filled:
-        yield window[:filled]

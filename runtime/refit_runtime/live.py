@@ -43,7 +43,9 @@ class LiveParameters:
             planned = self._planner.planned(holding.plan_key)
             mine = planned.plan.coordinate(planned.class_of(self._coordinate, self._worker.layout), self._coordinate)
             self._lists = {old: copies for old, copies in self._lists.items() if old[:2] == key[:2]}
-            self._lists[key] = CopyList(mine.copies, self._target, self._stager.arena.part(holding.part), self._seams.memory)
+            self._lists[key] = made = CopyList(mine.copies, self._target, self._stager.arena.part(holding.part), self._seams.memory)
+            if self._kind != "Off" and made.exact:
+                made.prepare_check()
         return self._lists[key]
 
     def install(self, holding: Holding, watch: Stopwatch) -> bool:

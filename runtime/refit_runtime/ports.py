@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -87,16 +87,19 @@ class WeightTarget(Protocol):
 class Memory(Protocol):
     """Where a rank's arena lies: host memory, or the device of its weights."""
 
-    def allocate(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
         """A plain allocation, aligned for registration. Raises SpecError with the numbers if it does not fit."""
+        ...
+
+    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        """Copies (to, from) prepared once, to be run often; strides and casts are fine, and all must stay where it is.
+
+        A run sees what the caller's stream has written, and returns when all bytes are in memory and visible to readers.
+        """
         ...
 
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
         """The block digests of `data`, computed where it lies."""
-        ...
-
-    def fence(self) -> None:
-        """Returns when all copies issued so far are in memory and visible to readers."""
         ...
 
 

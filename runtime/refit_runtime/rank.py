@@ -25,7 +25,7 @@ from refit_api.mounted import Engine
 from refit_api.tensors import box_elements
 from refit_api.wire import ErrorDetail, RankPhase, RankReport, Role, Timing, WorkerRef
 
-from refit_runtime.arena import SPARE, Holding
+from refit_runtime.arena import SPARE, Holding, device_of
 from refit_runtime.live import LiveParameters
 from refit_runtime.plan.key import encode_needs
 from refit_runtime.planner import Planner
@@ -78,6 +78,7 @@ class GeneratorRank:
         _refuse_unbuilt(self._settings.engine)
         self._live = LiveParameters(self._settings, self._seams, self.worker, self.planner, self._coordinate, self._stager, target)
         wire = {(need.tensor, need.box): box_elements(need.box) * need.parameter.dtype.bytes for need in needs.needs}
+        self._stager.arena.device = device_of((need.parameter.name, target.view(need.parameter.name)) for need in needs.needs)
         self._stager.arena.reserve(int(sum(wire.values()) * (1 + SPARE)))
         layout = encode_needs(needs)
         answer = self._stager.holdings.answer if self._settings.engine.relays else None

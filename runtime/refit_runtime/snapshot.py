@@ -1,12 +1,12 @@
 """Live weights copied into the arena at publish: strided reads, the cast to the wire dtype, one list of copies.
 
 The list is made once for each plan and part. A view is made again when its memory moved: a framework that swaps the storage of a parameter
-must never have us publish what it left behind. After the fence training may go on: the arena is ours.
+must never have us publish what it left behind. After a copy training may go on: the arena is ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from refit_runtime.plan.plan import SourcePlan
@@ -26,19 +26,16 @@ class Snapshot:
         self._boxes = [(order[copy.shard], tuple(slice(lo, hi) for lo, hi in copy.box)) for copy in plan.copies]
         self._shards = sorted({shard for shard, _ in self._boxes})
         self._at: list[int] = []
-        self._from: list[torch.Tensor] = []
+        self._copy: Callable[[], None] | None = None
 
     def take(self) -> None:
         """Returns when all is in the arena."""
-        import torch
-
         views = {shard: self._source.view(shard) for shard in self._shards}
         at = [view.data_ptr() for view in views.values()]
-        if at != self._at:
-            self._at, self._from = at, [views[shard][box] for shard, box in self._boxes]
-        with torch.no_grad():
-            torch._foreach_copy_(self._to, self._from)
-        self._memory.fence()
+        if self._copy is None or at != self._at:
+            self._at = at
+            self._copy = self._memory.copies([(to, views[shard][box]) for to, (shard, box) in zip(self._to, self._boxes, strict=True)])
+        self._copy()
 
 
 def typed(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

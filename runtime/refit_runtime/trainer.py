@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import structlog
 from refit_api.errors import CatalogUnavailable, PeerUnavailable, RefitError, SpecError, VersionRetired
 from refit_api.tensors import box_elements
 from refit_api.wire import CreateVersion, EndVersion, OpenShard, Role, SealShard, Version
 
-from refit_runtime.arena import SPARE, Arena, Holding, Holdings
+from refit_runtime.arena import SPARE, Arena, Holding, Holdings, device_of
 from refit_runtime.digest import Digests, run_root
 from refit_runtime.patience import Patience
 from refit_runtime.plan.key import canonical_order, encode_shards
@@ -27,6 +28,9 @@ from refit_runtime.ports import Seams, WeightSource
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.snapshot import Snapshot
 from refit_runtime.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
 
 log = structlog.get_logger(__name__)
 
@@ -62,10 +66,18 @@ class TrainerClient:
         assert self._source is None, "bind once"
         shards = source.shards()
         self._source, self._order = source, canonical_order(shards)
+        self.arena.device = self._device(source)
         self.arena.reserve(int(sum(box_elements(shard.box) * shard.tensor.dtype.bytes for shard in shards.shards) * (1 + SPARE)))
         layout = encode_shards(shards)
         self.worker.join(layout, self._holdings.answer, self._repeat, arena_bytes=self.arena.bytes, run_id=self._run_id)
         self.planner.own(self.worker.layout, layout)
+
+    def _device(self, source: WeightSource) -> torch.device:
+        import torch
+
+        if self._settings.trainer.snapshot == "Host":
+            return torch.device("cpu")
+        return device_of((shard.tensor.name, source.view(index)) for index, shard in enumerate(source.shards().shards))
 
     def publish(self, step: int, select: object | None = None) -> Version | None:
         """The version that holds the present weights, or None if `onBusy: Skip` skipped it. Raises PeerError (NoClass, CatalogUnavailable), PlanError."""

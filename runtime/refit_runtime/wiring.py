@@ -5,13 +5,21 @@ The transport's agent is made when a client is made, so a client is made before 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import TYPE_CHECKING
+
+from refit_api.errors import UnsupportedLayout
 
 from refit_runtime import control, generator, trainer
 from refit_runtime.adapters.catalog import GrpcCatalog
 from refit_runtime.adapters.clock import SystemClock
-from refit_runtime.ports import Seams
+from refit_runtime.digest import Digests
+from refit_runtime.ports import Memory, Seams
 from refit_runtime.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    import torch
 
 
 def catalog_of(settings: RuntimeSettings) -> GrpcCatalog:
@@ -20,7 +28,6 @@ def catalog_of(settings: RuntimeSettings) -> GrpcCatalog:
 
 def seams_of(settings: RuntimeSettings, local_rank: int) -> Seams:
     """`local_rank`: of this process among those of the pod; each serves its manifests on a port of its own."""
-    from refit_runtime.adapters.host_memory import HostMemory
     from refit_runtime.adapters.manifests import GrpcManifests
     from refit_runtime.adapters.nixl import NixlTransport
 
@@ -28,10 +35,43 @@ def seams_of(settings: RuntimeSettings, local_rank: int) -> Seams:
         catalog=catalog_of(settings),
         transport=NixlTransport(settings.transport, settings.ucx),
         manifests=GrpcManifests(settings.pod.ip, settings.worker_port + local_rank),
-        memory=HostMemory(),
+        memory=DeviceMemory(),
         clock=SystemClock(),
         random=Random(),
     )
+
+
+class DeviceMemory:
+    """Each call goes to the memory that its tensors are in; a device's code is loaded with the first tensor that is there."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Memory] = {}
+
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
+        return self._of(device).allocate(size, device)
+
+    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        return self._of(pairs[0][0].device).copies(pairs) if pairs else lambda: None
+
+    def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
+        return self._of(data.device).digests(data, digests)
+
+    def _of(self, device: torch.device) -> Memory:
+        if device.type not in self._made:
+            self._made[device.type] = _memory_of(device.type)
+        return self._made[device.type]
+
+
+def _memory_of(kind: str) -> Memory:
+    if kind == "cpu":
+        from refit_runtime.adapters.host_memory import HostMemory
+
+        return HostMemory()
+    if kind == "cuda":
+        from refit_runtime.adapters.cuda_memory import CudaMemory
+
+        return CudaMemory()
+    raise UnsupportedLayout(f"weights on a device of kind {kind}: expected host memory or CUDA", seen=kind, expected="cpu, cuda")
 
 
 class TrainerClient(trainer.TrainerClient):

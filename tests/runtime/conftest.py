@@ -18,13 +18,13 @@ from refit_api.wire import GroupRef, Order, Report, Role, Source, Version, Versi
 from refit_operator.catalog.local import TERMS, LocalCatalog, local_catalog
 from refit_runtime.adapters.catalog import GrpcCatalog
 from refit_runtime.adapters.clock import SystemClock
-from refit_runtime.adapters.host_memory import HostMemory
 from refit_runtime.adapters.memory import Fabric, Fault, FaultyTransport, MemoryManifests, MemoryTransport
 from refit_runtime.adapters.torch_module import TorchSource, TorchTarget
 from refit_runtime.ports import CommitOrder, Seams, StageOrder
 from refit_runtime.rank import GeneratorRank
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 from refit_runtime.trainer import TrainerClient
+from refit_runtime.wiring import DeviceMemory
 
 MIB = 1 << 20
 
@@ -70,7 +70,7 @@ class World:
         catalog = GrpcCatalog(settings.catalog, settings.ca_file, settings.token_file)
         self.stack.callback(catalog.close)
         transport = FaultyTransport(MemoryTransport(self.fabric), self.faults, SystemClock())
-        return Seams(catalog, transport, MemoryManifests(self.fabric), HostMemory(), SystemClock(), Random(settings.pod.uid))
+        return Seams(catalog, transport, MemoryManifests(self.fabric), DeviceMemory(), SystemClock(), Random(settings.pod.uid))
 
     def trainer(
         self, module: torch.nn.Module, rank: int = 0, world: int = 1, *, uid: str = "", replica: int = 0, run_id: str = "run-1", parts: Any = None,

@@ -158,12 +158,18 @@ class Breaks(LocalEngine):
 @contextmanager
 def last_copy_fails(rank: Any, number: int) -> Iterator[None]:
     """All others are done by then: the live parameters are a mix."""
-    live = rank.live.copy_list(rank._stager.holdings.whole(number))._live
-    whole, live[-1] = live[-1], live[-1][:1]
+    copies = rank.live.copy_list(rank._stager.holdings.whole(number))
+    whole = copies._copy
+
+    def fails() -> None:
+        whole()
+        raise RuntimeError("the last copy")
+
+    copies._copy = fails
     try:
         yield
     finally:
-        live[-1] = whole
+        copies._copy = whole
 
 
 CASES = {

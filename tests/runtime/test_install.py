@@ -40,7 +40,7 @@ def moved(source: dict[str, torch.Tensor], needs: list[Need], live: dict[str, to
     made = plan([RankShards(0, 0, shards)], {"c": [CoordinateNeeds("tp0", tuple(needs))]})
     give, take = made.source(0), made.coordinate("c", "tp0")
     memory = HostMemory()
-    out, arena = memory.allocate(give.arena_bytes), memory.allocate(take.arena_bytes)
+    out, arena = (memory.allocate(size, torch.device("cpu")) for size in (give.arena_bytes, take.arena_bytes))
     Snapshot(give, range(len(shards)), Tensors(CoordinateNeeds("", ()), source), out, memory).take()
     digests = Digests(UID, 1)
     holding = Holding(1, "k", 0, tuple(made.runs[run] for run in take.offsets), dict(take.offsets))

@@ -14,7 +14,7 @@ from refit_runtime.adapters.torch_module import TorchTarget
 
 
 class Told:
-    """A seam that writes down its calls; what comes back from `connect` and `read` as well."""
+    """A seam that writes down its calls; what comes back from `connect`, `read` and `copies` as well."""
 
     def __init__(self, inner: Any, log: list[str], name: str = "") -> None:
         self._inner, self._log, self._name = inner, log, name
@@ -27,9 +27,13 @@ class Told:
         def call(*arguments: Any, **named: Any) -> Any:
             self._log.append(name)
             answer = found(*arguments, **named)
-            return Told(answer, self._log) if name in ("connect", "read") else answer
+            return Told(answer, self._log) if name in ("connect", "read", "copies") else answer
 
         return call
+
+    def __call__(self) -> None:
+        self._log.append("copy")
+        self._inner()
 
 
 def told(log: list[str]) -> Callable[[Any], Any]:
@@ -113,7 +117,7 @@ def test_o9_memory_changes_after_its_holder_was_closed(world: Any, net: Any, ord
     rank.wait()
     log.clear()
     second = trainer.publish(1).number
-    assert only(log, "close_holder", "fence")[:2] == ["close_holder", "fence"], "the snapshot comes after"
+    assert only(log, "close_holder", "copy")[:2] == ["close_holder", "copy"], "the snapshot comes after"
     world.version(second)
     log.clear()
     rank.start(orders.stage(second))

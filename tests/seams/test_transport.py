@@ -36,7 +36,7 @@ def make(kind: str, fabric: Fabric, faults: dict[str, Fault] | None = None) -> T
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Transport, Transport, torch.Tensor, torch.Tensor]]:
     fabric, memory = Fabric(), HostMemory()
     source, reader = make(request.param, fabric), make(request.param, fabric)
-    there, here = memory.allocate(4 * MIB), memory.allocate(4 * MIB)
+    there, here = (memory.allocate(4 * MIB, torch.device("cpu")) for _ in range(2))
     there.copy_(torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8))
     here.zero_()
     source.register(there)
@@ -169,7 +169,7 @@ def test_an_agent_after_the_process_group_is_refused() -> None:
 
 def test_an_arena_that_does_not_fit_is_refused_with_numbers(tmp_path: Any) -> None:
     with pytest.raises(SpecError, match=f"needs {1 << 60} bytes of host memory and"):
-        HostMemory().allocate(1 << 60)
+        HostMemory().allocate(1 << 60, torch.device("cpu"))
     (tmp_path / "info").write_text("MemTotal: 10 kB\nMemAvailable: 9 kB\n")
     for name, text in {"limit": "5000", "used": "4000", "stat": "inactive_file 1500"}.items():
         (tmp_path / name).write_text(text)

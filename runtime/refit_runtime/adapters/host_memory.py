@@ -6,6 +6,7 @@ the container's limit is refused with both numbers before anything is touched.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ _LIMITS = (  # cgroup v2, then v1: limit, used, and the page cache within it tha
 class HostMemory:
     """The `Memory` of ranks whose weights are on the CPU."""
 
-    def allocate(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
         free = free_bytes()
         if size > free:
             raise SpecError(
@@ -35,11 +36,18 @@ class HostMemory:
         start = -memory.data_ptr() % PAGE
         return memory[start : start + size]
 
+    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        to, source = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+        def run() -> None:
+            if to:
+                with torch.no_grad():
+                    torch._foreach_copy_(to, source)
+
+        return run
+
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
         return digests.of(data.numpy())
-
-    def fence(self) -> None:
-        """Host copies are done when they return."""
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), limits: tuple[tuple[str, str, str, str], ...] = _LIMITS) -> int:

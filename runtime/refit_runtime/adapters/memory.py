@@ -65,6 +65,8 @@ class MemoryTransport:
         remote = self._fabric.remote(manifest.agent)
         start = manifest.base - remote.data_ptr() + piece.remote
         self._arena[piece.local : piece.local + piece.bytes].copy_(remote[start : start + piece.bytes])
+        if self._arena.is_cuda:  # a read that is done is in memory
+            torch.cuda.current_stream(self._arena.device).synchronize()
         self._counters["bytes"] += piece.bytes
 
     def count_read(self) -> None:

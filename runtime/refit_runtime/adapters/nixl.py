@@ -76,6 +76,9 @@ class NixlTransport:
 
     def connect(self, manifest: Manifest, pieces: Sequence[Read]) -> Peer:
         mine = self.registration()
+        if mine.memory == "VRAM":  # the thread that reads needs the device's context before UCX looks for one
+            torch.cuda.set_device(mine.device)
+            torch.cuda.current_stream().synchronize()
         with self._lock, self._translated(manifest.agent):
             if manifest.agent not in self._peers:
                 name = self._agent.add_remote_agent(manifest.metadata).decode()

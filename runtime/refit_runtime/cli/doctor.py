@@ -80,12 +80,14 @@ def _nixl() -> str:
 
 def _transport(settings: RuntimeSettings) -> str:
     """Makes a NIXL agent with this pod's settings, registers a page of memory, and gives it back."""
+    import torch
+
     from refit_runtime.adapters.host_memory import HostMemory
     from refit_runtime.adapters.nixl import NixlTransport
 
     transport = NixlTransport(settings.transport, settings.ucx)
     try:
-        transport.register(HostMemory().allocate(4096))
+        transport.register(HostMemory().allocate(4096, torch.device("cpu")))
         return f"{settings.transport.backend}, metadata of {len(transport.registration().metadata)} bytes, UCX_* set: {', '.join(settings.ucx) or 'none'}"
     finally:
         transport.close()
