@@ -26,6 +26,14 @@ def kubectl_of(server: ApiServer) -> Kubectl:
     return Kubectl((program, f"--cache-dir={server.folder / 'kubectl'}"), server.kubeconfig)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """etcd and kube-apiserver, without controllers, with both kinds established. Shared: a test works in a namespace or with names of its own."""

@@ -1,0 +1,45 @@
+"""A trainer in a process of its own, with weights on the device: publishes a version for each line it reads, and says what is in it.
+
+`publish`: as training does. `damage`: a byte of the sealed arena changes afterwards, as broken memory would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import torch
+from refit_runtime import TrainerClient
+from refit_runtime.adapters.torch_module import TorchSource
+from refit_runtime.settings import RuntimeSettings
+
+from tests.runtime.conftest import Net
+
+
+def sums(module: torch.nn.Module) -> dict[str, str]:
+    return {name: hashlib.sha256(parameter.detach().cpu().numpy().tobytes()).hexdigest() for name, parameter in module.named_parameters()}
+
+
+def main() -> None:
+    client = TrainerClient(RuntimeSettings.load(), 0, 1, run_id="run-1")
+    module = Net(1).cuda()
+    client.bind(TorchSource(module))
+    for step, line in enumerate(sys.stdin):
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(1.5).add_(0.25)
+        version = client.publish(step)
+        assert version is not None
+        assert client._sealing is not None
+        client._sealing.result(30)
+        if line.strip() == "damage":
+            client.arena.part(0)[1_234_567] ^= 1
+            torch.cuda.synchronize()
+        sys.stdout.write(json.dumps({"number": version.number, "sums": sums(module)}) + "\n")
+        sys.stdout.flush()
+    client.close()
+
+
+if __name__ == "__main__":
+    main()

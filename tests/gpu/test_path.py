@@ -1,0 +1,155 @@
+"""The whole path with weights on a CUDA device: what is installed is what was published, in graphs that were captured before, without an allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from refit_api.errors import DigestMismatch
+from refit_api.mounted import Trainer
+from refit_api.tensors import Dtype
+from refit_api.wire import RankPhase
+from refit_runtime.adapters.memory import Fault
+
+pytestmark = pytest.mark.gpu
+
+
+def refit(rank: Any, orders: Any, number: int, sources: Any = ()) -> Any:
+    rank.start(orders.stage(number, sources))
+    rank.wait()
+    assert rank.report().error is None, rank.report().error
+    rank.prepare(orders.commit(number))
+    report = rank.install(orders.commit(number))
+    assert report.error is None, report.error
+    return report
+
+
+def perturb(module: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5).add_(0.25)
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a.to(b.dtype), b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["as it is", "cast at the snapshot"])
+def test_versions_go_through_a_captured_graph(world: Any, net: Any, orders: Any, dtype: torch.dtype) -> None:
+    """An engine's CUDA graphs read the live parameters at their old addresses; relays serve from device memory too."""
+    source, target, second = net(1), net(2).to(dtype), net(3).to(dtype)
+    wire = Dtype(str(dtype).removeprefix("torch."))
+    trainer, rank, other = world.trainer(source, dtype=wire), world.rank(target), world.rank(second, "generator-1")
+    tokens = torch.randint(0, 700, (16,), device="cuda")
+    with torch.no_grad():
+        target.layer(target.embed[tokens])  # libraries initialise outside of the capture
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            answer = target.layer(target.embed[tokens] * target.norm)
+    for step in range(3):
+        perturb(source)
+        number = trainer.publish(step).number
+        refit(rank, orders, number)
+        assert same(source, target)
+        graph.replay()
+        published = [parameter.to(dtype) for parameter in (source.embed, source.norm, source.layer.weight, source.layer.bias)]
+        torch.testing.assert_close(answer, torch.nn.functional.linear(published[0][tokens] * published[1], published[2], published[3]))
+        world.report(rank)
+        assert refit(other, orders, number, (world.source(rank),)).read_from_trainers == 0
+        assert same(source, second)
+    assert trainer.arena.whole.is_cuda
+    assert rank._stager.arena.whole.is_cuda
+
+
+def test_a_warm_round_allocates_nothing(world: Any, net: Any, orders: Any) -> None:
+    """Copies allocate nothing at all; a whole round takes no memory from the device."""
+    source, target = net(1), net(2)
+    trainer, rank = world.trainer(source), world.rank(target)
+    for step in range(2):
+        refit(rank, orders, trainer.publish(step).number)
+    snapshot, copies = next(iter(trainer._snapshots.values())), rank.live.copy_list(rank.live.served)
+    torch.cuda.synchronize()
+    before, free = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()[0]
+    snapshot.take()
+    copies.install()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    segments = torch.cuda.memory_stats()["segment.all.allocated"]
+    for step in range(2, 5):
+        perturb(source)
+        refit(rank, orders, trainer.publish(step).number)
+    assert same(source, target)
+    assert torch.cuda.memory_stats()["segment.all.allocated"] == segments
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_wrong_bytes_are_never_installed(world: Any, net: Any, orders: Any) -> None:
+    source, target = net(1), net(2)
+    trainer, rank = world.trainer(source), world.rank(target)
+    world.faults["trainer-0"] = Fault(corrupt=1000)
+    old = [parameter.clone() for parameter in target.parameters()]
+    rank.start(orders.stage(trainer.publish(0).number))
+    rank.wait()
+    report = rank.report()
+    assert report.error is not None
+    assert report.error.type == DigestMismatch.__name__
+    assert all(torch.equal(a, b) for a, b in zip(old, target.parameters(), strict=True))
+
+
+def test_damage_in_live_parameters_is_found_and_can_be_installed_over(world: Any, net: Any, orders: Any) -> None:
+    source, target = net(1), net(2)
+    trainer, rank = world.trainer(source), world.rank(target)
+    number = trainer.publish(0).number
+    refit(rank, orders, number)
+    target.layer.weight.data[1799, 511] += 1
+    with pytest.raises(DigestMismatch) as caught:
+        rank.live.check(rank.live.served, lambda: False)
+    assert caught.value.facts["tensor"] == "layer.weight"
+    rank._rest()
+    assert rank.report().phase is RankPhase.FENCED
+    rank.install(orders.commit(number))
+    assert same(source, target)
+
+
+def test_the_served_version_is_gathered_back(world: Any, net: Any, orders: Any) -> None:
+    """After an abort the rank is a holder again, from its live parameters alone."""
+    source, target = net(1), net(2)
+    trainer, rank = world.trainer(source), world.rank(target)
+    first = trainer.publish(0).number
+    refit(rank, orders, first)
+    perturb(source)
+    rank.start(orders.stage(trainer.publish(1).number))
+    rank.wait()
+    reads = rank._seams.transport.counters()["reads"]
+    rank.discard()
+    rank.wait()
+    assert rank.held() == (first,)
+    second = net(3)
+    world.report(rank)
+    refit(world.rank(second, "generator-1"), orders, first, (world.source(rank),))
+    assert same(target, second)
+    assert rank._seams.transport.counters()["reads"] == reads
+
+
+def test_a_snapshot_on_the_host(world: Any, net: Any, orders: Any) -> None:
+    source, target = net(1), net(2)
+    trainer, rank = world.trainer(source, options=Trainer(snapshot="Host", redundancy=1)), world.rank(target)
+    assert not trainer.arena.whole.is_cuda
+    refit(rank, orders, trainer.publish(0).number)
+    assert same(source, target)
+
+
+def test_an_arena_that_is_gone_gives_its_memory_back(world: Any) -> None:
+    from refit_runtime.adapters.cuda_memory import CudaMemory
+
+    memory, size = CudaMemory(), 1 << 30
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    arena = memory.allocate(size, torch.device("cuda", 0))
+    part = arena[size // 2 :]
+    assert before - torch.cuda.mem_get_info()[0] >= size
+    assert torch.cuda.memory_allocated() < size, "it is not the caching allocator's"
+    del arena
+    part.fill_(1)
+    del part
+    assert torch.cuda.mem_get_info()[0] == before
