@@ -124,8 +124,13 @@ class Registration:
 
 
 class Transfer(Protocol):
-    """A posted read. It stays outstanding until `done` says so or raises TransferError."""
+    """A posted read. It stays outstanding until `done` says so or raises TransferError.
 
+    `at_once`: it was over when it was posted, as between processes that share memory; there is nothing to wait for.
+    """
+
+    @property
+    def at_once(self) -> bool: ...
     def done(self) -> bool: ...
 
 

@@ -85,7 +85,7 @@ class Pull:
         if self._seams.clock.monotonic() > self._goal.deadline:
             raise self._late()
         self._lease.left()
-        moved = self._post() | self._land(pool) | self._judge()
+        moved = self._post(pool) | self._land(pool) | self._judge()
         self._drop_slow()
         self._offers.reap([flight.offer for flight in self._flights])
         self._offers.look()
@@ -102,8 +102,8 @@ class Pull:
             total=holding.bytes,
         )
 
-    def _post(self) -> bool:
-        """Everything that somebody offers."""
+    def _post(self, pool: ThreadPoolExecutor) -> bool:
+        """Everything that somebody offers; what arrives with its posting is verified while the next is posted."""
         posted = False
         for _ in range(len(self._waiting)):
             piece = self._waiting.popleft()
@@ -111,9 +111,12 @@ class Pull:
             flight = self._fly(piece, offer) if offer is not None else None
             if flight is None:
                 self._waiting.append(piece)
+                continue
+            posted = True
+            if flight.transfer.at_once:
+                self._verify(flight, pool)
             else:
                 self._flights.append(flight)
-                posted = True
         return posted
 
     def _fly(self, piece: Piece, offer: Offer) -> Flight | None:
@@ -135,14 +138,17 @@ class Pull:
             if arrived is None:
                 flying.append(flight)
             elif arrived:
-                flight.offer.arrived(self._seams.clock.monotonic())
-                self.read_from[flight.offer.source.worker.role] += flight.piece.chunk.bytes
-                self._checks[pool.submit(self._first_wrong, flight.piece)] = flight.piece, flight.offer
+                self._verify(flight, pool)
             else:
                 self._waiting.append(flight.piece)
         moved = len(flying) < len(self._flights)
         self._flights = flying
         return moved
+
+    def _verify(self, flight: Flight, pool: ThreadPoolExecutor) -> None:
+        flight.offer.arrived(self._seams.clock.monotonic())
+        self.read_from[flight.offer.source.worker.role] += flight.piece.chunk.bytes
+        self._checks[pool.submit(self._first_wrong, flight.piece)] = flight.piece, flight.offer
 
     def _arrived(self, flight: Flight) -> bool | None:
         """None: the read is still outstanding."""

@@ -238,6 +238,7 @@ class GeneratorRank:
     def release(self, number: int) -> None:
         """Closes a holding and waits until nobody reads it, at most drainSeconds + leaseSeconds. Raises PeerUnavailable."""
         deadline = self._seams.clock.monotonic() + self._drain_seconds()
+        self.wait(self._drain_seconds())  # what a discarded stage leaves to do
         for holding in self._stager.holdings.all():
             if holding.number == number:
                 self._stager.free(holding.part, deadline)
@@ -251,6 +252,10 @@ class GeneratorRank:
 
     def _drain_seconds(self) -> float:
         return self._settings.versions.drain_seconds + self.worker.registered.lease_seconds
+
+    def counters(self) -> dict[str, int]:
+        """Of this process so far; a warm round adds to `reads` and `bytes` only."""
+        return {"plans": self.planner.made, "allocations": self._stager.arena.allocations, **self._seams.transport.counters()}
 
     def held(self) -> tuple[int, ...]:
         """Versions that are whole here, oldest first."""

@@ -204,6 +204,10 @@ class TrainerClient:
             if holding.number == version:
                 self._free(holding, deadline)
 
+    def counters(self) -> dict[str, int]:
+        """Of this process so far; a warm round adds nothing."""
+        return {"plans": self.planner.made, "allocations": self.arena.allocations, **self._seams.transport.counters()}
+
     def close(self) -> None:
         """Ends what is being sealed, waits drainSeconds for readers, deregisters."""
         self._pool.shutdown(wait=True)

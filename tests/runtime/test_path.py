@@ -9,7 +9,7 @@ import pytest
 import torch
 from refit_api.mounted import Engine, Trainer
 from refit_api.tensors import Dtype
-from refit_api.wire import RankPhase, VersionPhase
+from refit_api.wire import ListShards, RankPhase, Role, VersionPhase
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.torch_module import TorchTarget
@@ -223,3 +223,15 @@ def test_an_orchestrator_sees_a_version_from_its_creation_to_its_end(world: Any,
     assert (facts.generators, facts.serving) == (1, 1)
     assert next(control.watch()).number == number
     assert [version.number for version in control.list()] == [number]
+
+
+def test_a_rank_without_relay_offers_nothing(world: Any, net: Any, orders: Any) -> None:
+    """`relay: false` saves the serving of others, not the arena."""
+    trainer = world.trainer(net(1))
+    rank = world.rank(net(2), engine=Engine(kind="Custom", relay=False))
+    number = trainer.publish(0).number
+    refit(rank, orders, number)
+    world.report(rank)
+    ask = ListShards(world.catalog.group, number, (), "", "tp0")
+    assert [source.worker.role for source in trainer._seams.catalog.list_shards(ask).sources] == [Role.TRAINER]
+    assert rank.worker._request.endpoint is None

@@ -103,6 +103,7 @@ class _MemoryTransfer:
     manifest: Manifest
     piece: Read
     moved: bool = False
+    at_once: bool = False
 
     def done(self) -> bool:
         if not self.moved:
@@ -189,6 +190,7 @@ class _FaultyTransfer:
     ready: float
     lost: bool = False
     flip: bool = False
+    at_once: bool = False
 
     def done(self) -> bool:
         if self.fault.die_at is not None and self.fault.moved + self.piece.bytes > self.fault.die_at:

@@ -169,12 +169,10 @@ class _NixlPeer:
 
 class _NixlTransfer:
     def __init__(self, transport: NixlTransport, agent: Any, peer: str, handle: Any, ended: bool) -> None:
-        self._transport, self._agent, self._peer, self._handle, self._ended = transport, agent, peer, handle, ended
+        self._transport, self._agent, self._peer, self._handle, self.at_once = transport, agent, peer, handle, ended
 
     def done(self) -> bool:
-        if not self._ended:
-            self._ended = self._transport.poll(self._agent, self._peer, self._handle)
-        return self._ended
+        return self.at_once or self._transport.poll(self._agent, self._peer, self._handle)
 
 
 def _ended(state: str, peer: str) -> bool:
