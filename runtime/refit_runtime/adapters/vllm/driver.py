@@ -86,11 +86,14 @@ class VllmDriver:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def fence(self, reason: str) -> None:
-        """Running requests end as aborted: what they would still see is no version."""
+        """Running requests end as aborted: what they would still see is no version. A hung rank does not hold it up."""
         self._pod.write(State(self._label, closed=f"fenced: {reason}"))
         log.warning("engine fenced", reason=reason)
-        await asyncio.wait([asyncio.ensure_future(self._core.pause_scheduler_async("abort", True))], timeout=self._settings.engine.pause_timeout_seconds)
-        await self._reports("refit_fence", reason)
+        for what, work in (("pause", self._core.pause_scheduler_async("abort", True)), ("fence", self._reports("refit_fence", reason))):
+            try:
+                await asyncio.wait_for(work, self._settings.engine.pause_timeout_seconds)
+            except asyncio.TimeoutError:  # noqa: PERF203  two calls, not data
+                log.warning("the engine did not answer while it was fenced", call=what)
 
     async def end(self, reason: str) -> None:
         self._pod.write(State(self._label, closed=f"ending: {reason}"))

@@ -21,7 +21,7 @@ from refit_api.errors import RefitError
 
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.vllm.driver import VllmDriver
-from refit_runtime.adapters.vllm.gate import Gate
+from refit_runtime.adapters.vllm.gate import Gate, noting
 from refit_runtime.adapters.vllm.pod import Pod
 from refit_runtime.adapters.vllm.status import document
 from refit_runtime.agent import Agent
@@ -59,7 +59,10 @@ class RefitEndpoint:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Without an engine (the render server) there is nothing to refit."""
-        if engine_client is not None and self._settings.rollout.managed and self._pod.lead():
+        if engine_client is None or not self._settings.rollout.managed:
+            return
+        engine_client.generate = noting(engine_client.generate)
+        if self._pod.lead():
             driver = VllmDriver(engine_client.engine_core, self._pod, self._settings)
             self._task = asyncio.create_task(self._run(driver), name="refit-agent")
 
