@@ -79,6 +79,7 @@ def pod(body: Body) -> Pod:
         ended=status.get("phase") in ("Succeeded", "Failed"),
         template=str(labels.get(names.LABEL_TEMPLATE, "")),
         trouble=_trouble(status, conditions),
+        ended_before=next((told for told in map(_last_end, _containers(status)) if told), ""),
     )
 
 
@@ -112,13 +113,22 @@ def _trouble(status: Body, conditions: Mapping[str, str]) -> str:
     for container in _containers(status):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _TROUBLES:
-            ended = ((container.get("lastState") or {}).get("terminated") or {}).get("message", "")
-            told = str(ended or waiting.get("message", "")).strip()[-300:]
+            told = _last_end(container) or str(waiting.get("message", ""))
             return f"container {container.get('name')}: {waiting['reason']}" + (f": {told}" if told else "")
     if conditions.get("PodScheduled") == "False":
         told = next((c.get("message", "") for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), "")
         return f"not scheduled: {told}"
     return ""
+
+
+def _last_end(container: Body) -> str:
+    """How the container before this one ended, with the last words of its termination message."""
+    ended = (container.get("lastState") or {}).get("terminated") or {}
+    if not ended:
+        return ""
+    told = str(ended.get("message", "")).strip()[-300:]
+    count = int(container.get("restartCount", 0))
+    return f"ended {count} time{'s' if count != 1 else ''}, last with exit code {ended.get('exitCode', '?')}" + (f": {told}" if told else "")
 
 
 def _containers(status: Body) -> Iterable[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ META = {
 
 
 def waiting(reason: str, **last: Any) -> dict[str, Any]:
-    return {"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": reason, "message": "said so"}}, "lastState": last}]}
+    return {"containerStatuses": [{"name": "engine", "restartCount": 2, "state": {"waiting": {"reason": reason, "message": "said so"}}, "lastState": last}]}
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def waiting(reason: str, **last: Any) -> dict[str, Any]:
         pytest.param(waiting("ContainerCreating"), "", id="on its way"),
         pytest.param(waiting("ErrImageNeverPull"), "container engine: ErrImageNeverPull: said so", id="no image"),
         pytest.param(
-            waiting("CrashLoopBackOff", terminated={"message": "EngineTooOld: vLLM 0.22"}),
-            "container engine: CrashLoopBackOff: EngineTooOld: vLLM 0.22",
+            waiting("CrashLoopBackOff", terminated={"exitCode": 1, "message": "EngineTooOld: vLLM 0.22"}),
+            "container engine: CrashLoopBackOff: ended 2 times, last with exit code 1: EngineTooOld: vLLM 0.22",
             id="what the process said last counts more than the kubelet's words",
         ),
         pytest.param({"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}]}, "not scheduled: 0/1 nodes", id="no place"),

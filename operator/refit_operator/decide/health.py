@@ -136,10 +136,10 @@ def _waiting(situation: Situation) -> tuple[str, str]:
     if not facts.settled and facts.epoch > 1:
         return Reason.CATALOG_REBUILDING, "workers are registering again"
     if not any(m.generator and m.generator.whole for m in situation.fleet):
-        return Reason.WAITING_FOR_GENERATORS, "no generator has registered all of its ranks: look at the log of a generator pod"
+        return Reason.WAITING_FOR_GENERATORS, f"no generator has registered all of its ranks: {_hint(m.pod for m in situation.fleet)}"
     if situation.versions.target == 0 and len(facts.trainers) < max(1, facts.world):
         there = f"{len(facts.trainers)} of {facts.world or 'unknown'} trainer ranks have registered"
-        return Reason.WAITING_FOR_TRAINERS, f"{there}: look at the log of a trainer pod"
+        return Reason.WAITING_FOR_TRAINERS, f"{there}: {_hint(trainers)}"
     if situation.versions.target == 0:
         return Reason.WAITING_FOR_PUBLISH, "no version is Ready: the trainer must publish one"
     failed = [m for m in situation.fleet if m.failed_at(situation.versions.target)]
@@ -147,6 +147,12 @@ def _waiting(situation: Situation) -> tuple[str, str]:
         return Reason.GENERATORS_FAILED, _told(failed)
     at = sum(m.serving == situation.versions.target for m in situation.fleet)
     return Reason.ROLLING_OUT, f"{at} of {len(situation.fleet)} generators serve version {situation.versions.target}"
+
+
+def _hint(pods: Iterable[Pod]) -> str:
+    """Where to look: a pod whose container ended says more than one that still starts."""
+    ordered = sorted(pods, key=lambda pod: (not pod.ended_before, pod.name))
+    return next((f"pod {pod.name} {pod.ended_before or 'may still be starting; its log says more'}" for pod in ordered), "there is no pod")
 
 
 def _told(failed: Sequence[Member]) -> str:
