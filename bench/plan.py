@@ -1,4 +1,4 @@
-"""What planning costs: `python -m bench.plan`. Prints a table and writes bench/results/plan.json.
+"""What planning costs: `python -m bench plan`. Prints a table and writes bench/results/plan.json.
 
 Times are CPU seconds of one process each, so that peak memory is the plan's own; facts are made before the clock starts. "Cold" plans from layout blobs,
 as every rank does, or from facts, as tests and case files do; "warm" is what a rank does when nothing changed.
@@ -6,32 +6,28 @@ as every rank does, or from facts, as tests and case files do; "warm" is what a 
 
 from __future__ import annotations
 
-import json
 import math
-import platform
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
-from importlib.metadata import version
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shape, Shard, TensorSpec, box_shape, whole
 from refit_runtime.plan import roles
 from refit_runtime.plan.key import PlanDocument, encode_needs, encode_shards, layout_hash, plan_document, plan_key
 from refit_runtime.plan.plan import Plan, plan, plan_tables
 from refit_runtime.plan.table import Names, NeedKind, NeedTable, ShardKind, ShardTable
-from rich.console import Console
-from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results" / "plan.json"
+from bench.figures import Metric, machine, metric, record
+
 BF16 = Dtype.BFLOAT16
 Facts = tuple[list[RankShards], dict[str, list[CoordinateNeeds]]]
-Metric = dict[str, Any]
+METRICS = TypeAdapter(list[Metric])
 
 
 # ---------------------------------------------------------------- models: (name, shape, dim that tensor parallelism cuts)
@@ -138,12 +134,8 @@ def _clocked(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def _metric(name: str, value: float, unit: str, target: float | None = None) -> Metric:
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "met": value <= target if target is not None else None}
-
-
-def _peak(name: str, target: float | None) -> Metric:
-    return _metric(f"{name}: peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MiB", target)
+def _peak(name: str, target: float) -> Metric:
+    return metric(f"{name}: peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MiB", most=target)
 
 
 def measure_llama() -> list[Metric]:
@@ -151,7 +143,7 @@ def measure_llama() -> list[Metric]:
     cold, found = _clocked(lambda: plan(*facts))
     copies, _ = _clocked(lambda: (found.source(0), found.source(1), found.coordinate("tp1", "tp0")))
     name = "8B TP2 -> TP1"
-    return [_metric(f"{name}: cold plan", 1e3 * cold, "ms", 50), _metric(f"{name}: copy lists of all ranks", 1e3 * copies, "ms")]
+    return [metric(f"{name}: cold plan", 1e3 * cold, "ms", most=50), metric(f"{name}: copy lists of all ranks", 1e3 * copies, "ms")]
 
 
 def measure_deepseek() -> list[Metric]:
@@ -170,17 +162,17 @@ def measure_deepseek() -> list[Metric]:
     warm, _ = _clocked(lambda: (plan_key(PlanDocument.decode(document.encode())), layout_hash(needs["a"]["tp0"])))
     name = "DeepSeek-like EP64 -> TP8+EP8 x 4"
     return [
-        _metric(f"{name}: tensors", tensors, ""),
-        _metric(f"{name}: shards", shards, ""),
-        _metric(f"{name}: needs", wanted, ""),
-        _metric(f"{name}: cold plan from layout blobs", from_blobs, "s", 2),
-        _metric(f"{name}: cold plan from facts", from_facts, "s", 2),
+        metric(f"{name}: tensors", tensors),
+        metric(f"{name}: shards", shards),
+        metric(f"{name}: needs", wanted),
+        metric(f"{name}: cold plan from layout blobs", from_blobs, "s", most=2),
+        metric(f"{name}: cold plan from facts", from_facts, "s", most=2),
         _peak(name, 1024),
-        _metric(f"{name}: copy lists of rank and coordinate", 1e3 * copies, "ms"),
-        _metric(f"{name}: layout blob of a coordinate", 1e3 * encode, "ms"),
-        _metric(f"{name}: most runs of a coordinate", max(len(found.coordinate_runs(*place)) for place in found.coordinates), "runs"),
-        _metric(f"{name}: most served over least served", _imbalance(found), "ratio", 1.05),
-        _metric(f"{name}: warm key", 1e3 * warm, "ms", 20),
+        metric(f"{name}: copy lists of rank and coordinate", 1e3 * copies, "ms"),
+        metric(f"{name}: layout blob of a coordinate", 1e3 * encode, "ms"),
+        metric(f"{name}: most runs of a coordinate", max(len(found.coordinate_runs(*place)) for place in found.coordinates), "runs"),
+        metric(f"{name}: most served over least served", _imbalance(found), "ratio", most=1.05),
+        metric(f"{name}: warm key", 1e3 * warm, "ms", most=20),
     ]
 
 
@@ -195,7 +187,7 @@ def measure_grid() -> list[Metric]:
     facts = grid(40_000, 64, 64)
     cold, _ = _clocked(lambda: plan_tables(*facts))
     name = "40,000 tensors x 64 x 64 ranks"
-    return [_metric(f"{name}: cold plan", cold, "s", 2), _peak(name, 1024)]
+    return [metric(f"{name}: cold plan", cold, "s", most=2), _peak(name, 1024)]
 
 
 def measure_sweep() -> list[Metric]:
@@ -204,12 +196,12 @@ def measure_sweep() -> list[Metric]:
     found = []
     for tensors, ranks in sizes:
         facts = grid(tensors, ranks, ranks)
-        found.append((tensors * ranks, min(_clocked(lambda facts=facts: plan_tables(*facts))[0] for _ in range(3))))
+        found.append((tensors * ranks, min(_clocked(partial(plan_tables, *facts))[0] for _ in range(3))))
     slope = float(np.polyfit([math.log(size) for size, _ in found], [math.log(seconds) for _, seconds in found], 1)[0])
     points = [
-        _metric(f"sweep: {tensors} tensors x {ranks} x {ranks} ranks", 1e3 * seconds, "ms") for (tensors, ranks), (_, seconds) in zip(sizes, found, strict=True)
+        metric(f"sweep: {tensors} tensors x {ranks} x {ranks} ranks", 1e3 * seconds, "ms") for (tensors, ranks), (_, seconds) in zip(sizes, found, strict=True)
     ]
-    return [*points, _metric("sweep: exponent of time over tensors x ranks", slope, "")]
+    return [*points, metric("sweep: exponent of time over tensors x ranks", slope)]
 
 
 MEASUREMENTS = {"llama": measure_llama, "deepseek": measure_deepseek, "grid": measure_grid, "sweep": measure_sweep}
@@ -218,38 +210,13 @@ MEASUREMENTS = {"llama": measure_llama, "deepseek": measure_deepseek, "grid": me
 # ---------------------------------------------------------------- the result
 
 
-def _hardware() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(MEASUREMENTS[sys.argv[1]]()))
-        return
-    metrics = []
+    metrics: list[Metric] = []
     for name in MEASUREMENTS:
         child = subprocess.run([sys.executable, "-m", "bench.plan", name], check=True, capture_output=True, text=True, timeout=300)
-        metrics += json.loads(child.stdout)
-    software = {"python": platform.python_version()} | {name: version(name) for name in ("refit", "numpy")}
-    hardware = _hardware()
-    last = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    before = {metric["name"]: metric["value"] for metric in last.get("metrics", [])} if last.get("hardware") == hardware else {}
-    _print(metrics, before, hardware)
-    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    result = {"bench": "plan", "command": "python -m bench.plan", "date": date, "hardware": hardware, "software": software, "metrics": metrics}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _print(metrics: list[Metric], before: dict[str, float], hardware: str) -> None:
-    table = Table(title=f"plan, on {hardware}", title_justify="left")
-    for name in ("metric", "value", "target", "met", "last"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
-    for metric in metrics:
-        target, met = ("", "") if metric["target"] is None else (f"<= {metric['target']}", "yes" if metric["met"] else "NO")
-        table.add_row(metric["name"], f"{metric['value']:g} {metric['unit']}", target, met, str(before.get(metric["name"], "")))
-    Console().print(table)
+        metrics += METRICS.validate_json(child.stdout)
+    record("plan", metrics, machine(), ("numpy",))
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.buffer.write(METRICS.dump_json(MEASUREMENTS[sys.argv[1]]()))
