@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     torch.set_num_threads(1)
-    program = RawProgram()  # type: ignore[call-arg]  # from the environment
+    program = RawProgram()
     HTTPServer((program.host, program.port), partial(Handler, End(program))).serve_forever()
 
 
