@@ -11,7 +11,7 @@ from refit_api.errors import PeerError, RefitError
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # gRPC's name for how long one attempt to connect may take: a busy host needs seconds
     ("grpc.max_reconnect_backoff_ms", 2000),  # clients are back within 2 s after an outage
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
