@@ -80,7 +80,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30.0
     settings.watching.server_timeout = 300  # sent as written: the API server takes whole seconds only
     settings.watching.chunk_size = 500
-    settings.queueing.worker_limit = 64
+    settings.queueing.idle_timeout = 1.0  # a worker for each object; a limit would make a first list of thousands wait for idle ones
     settings.process.ultimate_exiting_timeout = 10.0
     for group, version, plural, _ in (*_CHILDREN, ("", "v1", "pods", "Pod")):
         selector = (f"{group}/{version}", plural) if group else (version, plural)

@@ -105,7 +105,7 @@ class KubeCluster:
         except Refused as refusal:
             if refusal.code == 404:
                 return
-            raise _translated(refusal) from refusal
+            raise translated(refusal) from refusal
         (wanted,) = metadata["ownerReferences"]
         name, uid = shown.owner(found)
         if uid == wanted["uid"]:
@@ -127,7 +127,7 @@ class KubeCluster:
         try:
             await self._call("POST", path, {**manifest, "metadata": metadata}, dryRun="All", fieldValidation="Strict", fieldManager=names.FIELD_MANAGER)
         except Refused as refusal:
-            error = _translated(refusal)
+            error = translated(refusal)
             if isinstance(error, SpecError):
                 return Verdict(False, error.message)
             raise error from refusal
@@ -139,7 +139,7 @@ class KubeCluster:
             await self._call("DELETE", _object(kind, namespace, name), options)
         except Refused as refusal:
             if refusal.code not in (404, 409):  # gone, or another one by now
-                raise _translated(refusal) from refusal
+                raise translated(refusal) from refusal
 
     # --- status and records ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class KubeCluster:
             await self._call("POST", _objects("WeightVersion", manifest["metadata"]["namespace"]), manifest, fieldManager=names.FIELD_MANAGER)
         except Refused as refusal:
             if refusal.reason != "AlreadyExists":
-                raise _translated(refusal) from refusal
+                raise translated(refusal) from refusal
 
     async def release_record(self, namespace: str, name: str, uid: str) -> None:
         path = _object("WeightVersion", namespace, name)
@@ -166,7 +166,7 @@ class KubeCluster:
             await self._call("PATCH", path, body, _MERGE)
         except Refused as refusal:
             if refusal.code != 404:
-                raise _translated(refusal) from refusal
+                raise translated(refusal) from refusal
 
     # --- pods and events ------------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class KubeCluster:
             await self._call("PATCH", f"{path}/status", {"metadata": {"uid": uid}, "status": {"conditions": [gate]}}, _STRATEGIC)
         except Refused as refusal:
             if refusal.code not in (404, 409):
-                raise _translated(refusal) from refusal
+                raise translated(refusal) from refusal
 
     async def post_event(self, namespace: str, event: Announce, now: float) -> None:
         at = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -233,7 +233,7 @@ class KubeCluster:
         except Refused as refusal:
             if refusal.code == 404:
                 return None
-            raise _translated(refusal) from refusal
+            raise translated(refusal) from refusal
 
     async def write_secret(self, manifest: Manifest) -> None:
         """Creates it, or replaces the one whose resourceVersion the manifest names."""
@@ -250,7 +250,7 @@ class KubeCluster:
         try:
             return await self._call(method, path, body, content, **query)
         except Refused as refusal:
-            raise _translated(refusal) from refusal
+            raise translated(refusal) from refusal
 
     async def _call(self, method: str, path: str, body: Any = None, content: str = "application/json", **query: str) -> dict[str, Any]:
         headers = {"Content-Type": content, "Accept": "application/json, */*"}  # key sets have a type of their own
@@ -294,7 +294,7 @@ def _retry_after(header: str | None) -> float | None:
     return float(header) if header is not None and header.isdigit() else None
 
 
-def _translated(refusal: Refused) -> SpecError | PeerUnavailable | Denied:
+def translated(refusal: Refused) -> SpecError | PeerUnavailable | Denied:
     message = f"the API server answers {refusal.code} {refusal.reason}: {refusal.message}"
     if refusal.code in (400, 422) or (refusal.code == 500 and _TYPED_PATCH in refusal.message):
         return SpecError(refusal.message)

@@ -14,7 +14,10 @@ from refit_api.wire import Assignment, Endpoint, ErrorDetail, RankReport, Role, 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """`synced` is the readiness gate as last written, None before. `trouble`: why it does not run, in the kubelet's words; `ended_before`: how its last container ended."""
+    """`synced` is the readiness gate as last written, None before.
+
+    `trouble`: why it does not run, in the kubelet's words; `ended_before`: how its last container ended.
+    """
 
     name: str
     uid: str

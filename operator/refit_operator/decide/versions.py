@@ -145,7 +145,7 @@ def status(
     adopted = _adoption(version.number, fleet, versions)
     done = version.number == versions.target and 0 < adopted.desired == adopted.installed and adopted.desired >= spec.generators.replicas
     converged = before.converged_at or (stamp(now) if done else None)
-    made = _findings(record, state, adopted, converged is not None, versions)
+    made = (*_findings(record, state, adopted, converged is not None, versions), _stalled(state, now))
     made_status = WeightVersionStatus(
         observed_generation=record.generation,
         phase=version.phase.value,
@@ -194,6 +194,13 @@ def _findings(record: Record, state: VersionState, adopted: AdoptionStatus, conv
     taken = number in rejected((record,)) and record.deleted is None
     back = Finding(Condition.REJECTED, when(taken), Reason.ROLLED_BACK if taken else Reason.NOT_REJECTED)
     return ready, available, reached, back
+
+
+def _stalled(state: VersionState, now: float) -> Finding:
+    if state.leases and state.drain_deadline is not None and now > state.drain_deadline:
+        told = f"{state.leases} generators still hold a lease after drainSeconds + leaseSeconds"
+        return Finding(Condition.STALLED, "True", Reason.DRAIN_DEADLINE_EXCEEDED, told)
+    return Finding(Condition.STALLED, "False", Reason.NOTHING_WRONG)
 
 
 def _why(state: VersionState) -> tuple[str, str]:
