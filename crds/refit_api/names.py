@@ -26,7 +26,7 @@ METRICS_PORT = 7452
 PRESTOP_PATH = "/refit/prestop"  # GET on the agent's port, by the kubelet: closes what the pod offers, answers when its readers are gone or after drainSeconds
 VERSION_PATH = "/refit/version"  # GET on the agent's port: the version served
 STATUS_PATH = "/refit/status"  # GET on the agent's port: the view of the agent, rank by rank
-VERSION_HEADER = "x-refit-version"  # of every answer of a generator: the version that served when the answer began
+VERSION_HEADER = "x-refit-version"  # of every answer of a generator: the versions that made it
 
 SETTINGS_DIR = "/etc/refit"
 SETTINGS_FILE = f"{SETTINGS_DIR}/settings.json"

@@ -59,7 +59,7 @@ def test_a_served_model_follows_the_trainer(catalog_server: LocalCatalog, tmp_pa
         long.start()
         refit(catalog_server, trainer, server, 1)
         long.join(120)
-        assert (len(across[0][0]), across[0][1]) == (100, "1")
+        assert (len(across[0][0]), across[0][1]) == (100, "1, 2")
         trained.save_pretrained(tmp_path / "second")
         same(server, "2", expected(tmp_path / "second", PROMPTS, TOKENS))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi import FastAPI
-from refit_runtime.adapters.vllm.gate import Gate
+from refit_runtime.adapters.vllm.gate import Gate, noting
 from refit_runtime.adapters.vllm.pod import Pod, State
 
 
@@ -45,6 +46,28 @@ async def test_inference_is_refused_until_a_version_is_whole(pod: Pod, path: str
     pod.write(State(8, closed=""))
     answered = await answer(pod, path)
     assert (answered.status_code, answered.headers["x-refit-version"]) == (200, "8")
+
+
+async def test_an_answer_names_the_versions_that_made_it(pod: Pod) -> None:
+    """A commit comes while it is made, another before it is sent; the next answer knows nothing of it."""
+    pod.write(State(3, closed=""))
+    app = FastAPI()
+    app.add_middleware(Gate, pod=pod)
+
+    async def generate(versions):
+        spans = [SimpleNamespace(version=version) for version in versions]
+        yield SimpleNamespace(outputs=[SimpleNamespace(weight_versions=None)])
+        yield SimpleNamespace(outputs=[SimpleNamespace(weight_versions=spans)])
+
+    @app.get("/v1/completions")
+    async def complete(versions: str) -> int:
+        seen = [output async for output in noting(generate)(versions.split())]
+        pod.write(State(5, closed=""))
+        return len(seen)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://generator") as client:
+        answers = [await client.get("/v1/completions", params={"versions": versions}) for versions in ("3 4", "5", "")]
+    assert [answer.headers["x-refit-version"] for answer in answers] == ["3, 4", "5", "5"]
 
 
 @pytest.mark.parametrize("path", HARMLESS)

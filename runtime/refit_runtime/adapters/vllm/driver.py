@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,14 @@ class VllmDriver:
         """Running requests end as aborted: what they would still see is no version. A hung rank does not hold it up."""
         self._pod.write(State(self._label, closed=f"fenced: {reason}"))
         log.warning("engine fenced", reason=reason)
-        for what, work in (("pause", self._core.pause_scheduler_async("abort", True)), ("fence", self._reports("refit_fence", reason))):
-            try:
-                await asyncio.wait_for(work, self._settings.engine.pause_timeout_seconds)
-            except asyncio.TimeoutError:  # noqa: PERF203  two calls, not data
-                log.warning("the engine did not answer while it was fenced", call=what)
+        await self._briefly("pause", lambda: self._core.pause_scheduler_async("abort", True))
+        await self._briefly("fence", lambda: self._reports("refit_fence", reason))
+
+    async def _briefly(self, what: str, call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await asyncio.wait_for(call(), self._settings.engine.pause_timeout_seconds)
+        except asyncio.TimeoutError:
+            log.warning("the engine did not answer while it was fenced", call=what)
 
     async def end(self, reason: str) -> None:
         self._pod.write(State(self._label, closed=f"ending: {reason}"))
