@@ -13,7 +13,7 @@ import json
 import time
 import urllib.request
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
@@ -37,10 +37,8 @@ class End:
         self._agent: Any = nixl_agent(f"raw-{uuid4()}", nixl_agent_config(backends=["UCX"]))
         self._agent.register_memory([self._memory])
         self._handles: dict[str, Any] = {}
-
-    def memory(self) -> dict[str, Any]:
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
-        return {"metadata": metadata, "address": self._memory.data_ptr(), "bytes": self._memory.numel()}
+        self.memory = {"metadata": metadata, "address": self._memory.data_ptr(), "bytes": self._memory.numel()}
 
     def read(self, address: str) -> dict[str, Any]:
         handle = self._handles.get(address) or self._handles.setdefault(address, self._connect(address))
@@ -66,7 +64,7 @@ class End:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """JSON over GET, one call after the other."""
+    """JSON over GET."""
 
     def __init__(self, end: End, *arguments: Any) -> None:
         self._end = end
@@ -75,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
         try:
-            found = self._end.memory() if asked.path == "/memory" else self._end.read(parse_qs(asked.query)["from"][0])
+            found = self._end.memory if asked.path == "/memory" else self._end.read(parse_qs(asked.query)["from"][0])
             status, body = 200, found
         except (KeyError, OSError, RuntimeError) as error:
             status, body = 503, {"error": repr(error)}
@@ -92,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     torch.set_num_threads(1)
     program = RawProgram()
-    HTTPServer((program.host, program.port), partial(Handler, End(program))).serve_forever()
+    ThreadingHTTPServer((program.host, program.port), partial(Handler, End(program))).serve_forever()
 
 
 if __name__ == "__main__":
