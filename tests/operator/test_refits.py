@@ -159,7 +159,7 @@ async def test_deleting_the_group_lets_everything_go(stage: Stage) -> None:
     made = await stage.create(refit_group())
     trainer, _ = await stage.trainer(), await stage.generator("demo-generator-a")
     number = await trainer.publish(step=0)
-    version = await stage.until("weightversions", record(number), lambda v: condition(v, "Ready")[0] == "True")
+    version = await stage.until("weightversions", record(number), lambda v: condition(v, "Converged")[0] == "True")
     await stage.cluster.delete("RefitGroup", stage.namespace, "demo", made["metadata"]["uid"])
     for pod in await stage.list("pods", CORE):
         await stage.cluster.delete("Pod", stage.namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
