@@ -146,7 +146,12 @@ class KubeCluster:
     async def write_status(self, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> Stamp:
         body = {"apiVersion": names.API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": namespace, "uid": uid}, "status": status}
         path = f"{_object(kind, namespace, name)}/status"
-        return _stamp(await self.request("PATCH", path, body, _APPLY, fieldManager=names.FIELD_MANAGER, force="true"))
+        try:
+            return _stamp(await self._call("PATCH", path, body, _APPLY, fieldManager=names.FIELD_MANAGER, force="true"))
+        except Refused as refusal:
+            if refusal.code in (404, 409):  # gone, or another one by now
+                return Stamp(0, 0)
+            raise translated(refusal) from refusal
 
     async def create_record(self, manifest: Manifest) -> None:
         try:

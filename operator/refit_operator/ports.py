@@ -98,7 +98,7 @@ class Cluster(Protocol):
         ...
 
     async def write_status(self, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> Stamp:
-        """The whole status. PeerUnavailable if the object is gone or another one has its name."""
+        """The whole status. An object that is gone, or another one of that name, is left alone."""
         ...
 
     async def create_record(self, manifest: Manifest) -> None:

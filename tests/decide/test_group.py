@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from refit_api.status import RefitGroupStatus
 from refit_api.wire import Order, Role, VersionPhase
-from refit_operator.decide.actions import Action, Announce, Apply, Confirm, CreateRecord, Delete, MarkPod, Protect, WriteStatus
+from refit_operator.decide.actions import Action, Announce, Apply, Confirm, CreateRecord, Delete, MarkPod, Protect, ReleaseRecord, WriteStatus
 from refit_operator.decide.facts import Child, Observed, Verdict, Wants
 from refit_operator.decide.group import Decision, decide
 from refit_operator.decide.memory import Memory
@@ -269,6 +269,14 @@ def test_waiting_for_a_trainer_that_thinks_is_no_stall() -> None:
     seen = observed(catalog(generator("a", **SERVES), versions=V2))
     memory = run(seen).memory
     assert conditions(run(seen, memory=memory, now=NOW + 10_000))["Stalled"] == GOOD
+
+
+def test_a_version_that_is_let_go_is_not_written_to() -> None:
+    """Its object goes with the finalizer; a write would fail the pass."""
+    seen = observed(catalog(generator("a", **SERVES), versions=V2), records=(record(1, deleted=NOW), record(2)))
+    actions = run(seen).actions
+    assert [action.uid for action in only(actions, ReleaseRecord)] == ["uid-1"]
+    assert {action.uid for action in only(actions, WriteStatus)} == {"uid-demo", "uid-2"}
 
 
 def test_a_group_that_is_being_deleted_makes_nothing() -> None:

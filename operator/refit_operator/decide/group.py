@@ -17,7 +17,7 @@ from refit_api.v1alpha1 import RefitGroupSpec
 from refit_api.wire import Role
 
 from refit_operator.decide import health, refits, versions
-from refit_operator.decide.actions import Action, Announce, Apply, Confirm, Delete, MarkPod, Protect, WriteStatus
+from refit_operator.decide.actions import Action, Announce, Apply, Confirm, Delete, MarkPod, Protect, ReleaseRecord, WriteStatus
 from refit_operator.decide.conditions import Finding, merge, turned
 from refit_operator.decide.facts import Group, Observed
 from refit_operator.decide.health import Situation
@@ -66,8 +66,9 @@ def decide(spec: RefitGroupSpec, group: Group, observed: Observed, site: Site, m
     actions += [*plan.orders, *_gates(fleet), *_protect(spec, observed, chosen, memory)]
     if facts.settled and halted is None:
         actions += versions.retain(spec, observed.records, facts, chosen)
-    actions += versions.end(observed.records, facts, chosen, bound, now)
-    actions += [*_status(situation, group, plan, now), *_records(situation, now), *_confirm(observed)]
+    ends = versions.end(observed.records, facts, chosen, bound, now)
+    released = frozenset(action.uid for action in ends if isinstance(action, ReleaseRecord))
+    actions += [*ends, *_status(situation, group, plan, now), *_records(situation, released, now), *_confirm(observed)]
     due = _deadline(spec, memory, stuck, now)
     wakes = [t - now for t in (plan.wake, versions.drain_wake(observed.records, bound, now), due) if t is not None]
     return Decision(tuple(actions), replace(memory, current=chosen.current), max(0.05, min(wakes)) if wakes else None)
@@ -235,12 +236,13 @@ def _stragglers(situation: Situation) -> tuple[Straggler, ...]:
     return tuple(Straggler(pod=m.pod.name, version=m.serving or None, reason=reason) for m, reason in found[:_STRAGGLERS])
 
 
-def _records(situation: Situation, now: float) -> list[Action]:
+def _records(situation: Situation, released: frozenset[str], now: float) -> list[Action]:
+    """What becomes of each version; not of those that this pass lets go."""
     spec, facts = situation.spec, situation.observed.catalog
     states = {state.version.number: state for state in facts.versions}
     kept = versions.keeps(spec, situation.observed.records, situation.versions)
     actions: list[Action] = []
-    for record in sorted(situation.observed.records, key=lambda r: r.number):
+    for record in sorted((r for r in situation.observed.records if r.uid not in released), key=lambda r: r.number):
         status, found = versions.status(spec, record, states.get(record.number), situation.fleet, situation.versions, kept.get(record.number, ()), now)
         actions += _write(versions.KIND, record.name, record.uid, record.status, to_api(status))
         failed = next((f for f in found if f.type is Condition.READY and status.phase == "Failed"), None)
