@@ -118,7 +118,8 @@ def _ready(situation: Situation) -> Finding:
     if situation.spec.suspend:
         return Finding(Condition.READY, "False", Reason.SUSPEND_REQUESTED, "spec.suspend is true: the group runs no pods")
     if count >= least:
-        return Finding(Condition.READY, "True", Reason.ENOUGH_GENERATORS, f"{least} of {situation.spec.generators.replicas} generators are wanted at least")
+        told = f"{count} of {situation.spec.generators.replicas} generators serve an allowed version; at least {least} must"
+        return Finding(Condition.READY, "True", Reason.ENOUGH_GENERATORS, told)
     reason, message = _waiting(situation)
     return Finding(Condition.READY, "False", reason, message)
 
