@@ -37,19 +37,22 @@ class CopyList:
         self.exact = all(live.dtype == piece.dtype for live, piece in zip(self._live, self._arena, strict=True))
         self._device = part.device
         self._readback: ReadBack | None = None
-        self._copy = memory.copies(list(zip(self._live, self._arena, strict=True)))
+        self._install = memory.copies(list(zip(self._live, self._arena, strict=True)))
 
     def install(self) -> None:
         """Raises InstallError: then the live parameters are a mix, until a whole install succeeds."""
         try:
-            self._copy()
+            self._install.start()
+            self._install.wait()
         except RuntimeError as error:
             raise InstallError(f"copying into the live parameters failed ({error}): the engine's parameters changed, or its memory is broken") from error
 
     def gather(self) -> None:
         """The live parameters back into the arena."""
         assert self.exact, "a cast cannot be undone"
-        self._memory.copies(list(zip(self._arena, self._live, strict=True)))()
+        gather = self._memory.copies(list(zip(self._arena, self._live, strict=True)))
+        gather.start()
+        gather.wait()
 
     def prepare_check(self) -> None:
         """So that a check in the pause finds everything made."""

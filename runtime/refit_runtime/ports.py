@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -84,6 +84,18 @@ class WeightTarget(Protocol):
         ...
 
 
+class Copies(Protocol):
+    """A list of copies, prepared once and run often."""
+
+    def start(self) -> None:
+        """What they read is what the caller's stream has written."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when all bytes are in memory and visible to readers."""
+        ...
+
+
 class Memory(Protocol):
     """Where a rank's arena lies: host memory, or the device of its weights."""
 
@@ -91,11 +103,8 @@ class Memory(Protocol):
         """A plain allocation, aligned for registration. Raises SpecError with the numbers if it does not fit."""
         ...
 
-    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        """Copies (to, from) prepared once, to be run often; strides and casts are fine, and all must stay where it is.
-
-        A run sees what the caller's stream has written, and returns when all bytes are in memory and visible to readers.
-        """
+    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copies:
+        """Of (to, from); strides and casts are fine, and all must stay where it is."""
         ...
 
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:

@@ -6,14 +6,14 @@ window. Everything is prepared once, so that a check in a pause allocates and pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from refit_runtime.digest import BLOCK, Digests
 from refit_runtime.plan.plan import InstallCopy
-from refit_runtime.ports import Memory
+from refit_runtime.ports import Copies, Memory
 from refit_runtime.snapshot import typed
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ SLABS = 8  # of a window: none of it is larger, so that little of a window stays
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Blocks of a run from number `block` on; they are in `data` after `fill`."""
+    """Blocks of a run from number `block` on; `fill` gathers them into `data`."""
 
     run: int
     block: int
     data: torch.Tensor
-    fill: Callable[[], None]
+    fill: Copies
 
 
 class ReadBack:
@@ -46,7 +46,7 @@ class ReadBack:
     def digests(self, digests: Digests) -> Iterator[tuple[int, int, bytes]]:
         """(run, first block, digests of blocks)."""
         for window in self._windows:
-            window.fill()
+            window.fill.start()  # digests come after it
             yield window.run, window.block, self._memory.digests(window.data, digests)
 
     def _cut(self, run: int, pieces: Iterable[tuple[InstallCopy, torch.Tensor]]) -> Iterator[Window]:

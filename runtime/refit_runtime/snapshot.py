@@ -6,11 +6,11 @@ must never have us publish what it left behind. After a copy training may go on:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from refit_runtime.plan.plan import SourcePlan
-from refit_runtime.ports import Memory, WeightSource
+from refit_runtime.ports import Copies, Memory, WeightSource
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +26,19 @@ class Snapshot:
         self._boxes = [(order[copy.shard], tuple(slice(lo, hi) for lo, hi in copy.box)) for copy in plan.copies]
         self._shards = sorted({shard for shard, _ in self._boxes})
         self._at: list[int] = []
-        self._copy: Callable[[], None] | None = None
+        self._copies: Copies | None = None
 
     def take(self) -> None:
         """Returns when all is in the arena."""
+        if self._copies is not None:
+            self._copies.start()  # what moved is found while a device copies
         views = {shard: self._source.view(shard) for shard in self._shards}
         at = [view.data_ptr() for view in views.values()]
-        if self._copy is None or at != self._at:
+        if self._copies is None or at != self._at:
             self._at = at
-            self._copy = self._memory.copies([(to, views[shard][box]) for to, (shard, box) in zip(self._to, self._boxes, strict=True)])
-        self._copy()
+            self._copies = self._memory.copies([(to, views[shard][box]) for to, (shard, box) in zip(self._to, self._boxes, strict=True)])
+            self._copies.start()
+        self._copies.wait()
 
 
 def typed(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

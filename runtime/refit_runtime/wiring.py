@@ -5,7 +5,7 @@ The transport's agent is made when a client is made, so a client is made before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from refit_runtime import control, generator, trainer
 from refit_runtime.adapters.catalog import GrpcCatalog
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.digest import Digests
-from refit_runtime.ports import Memory, Seams
+from refit_runtime.ports import Copies, Memory, Seams
 from refit_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -50,16 +50,17 @@ class DeviceMemory:
     def allocate(self, size: int, device: torch.device) -> torch.Tensor:
         return self._of(device).allocate(size, device)
 
-    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        return self._of(pairs[0][0].device).copies(pairs) if pairs else lambda: None
+    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copies:
+        return self._of(pairs[0][0].device if pairs else None).copies(pairs)
 
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
         return self._of(data.device).digests(data, digests)
 
-    def _of(self, device: torch.device) -> Memory:
-        if device.type not in self._made:
-            self._made[device.type] = _memory_of(device.type)
-        return self._made[device.type]
+    def _of(self, device: torch.device | None) -> Memory:
+        kind = device.type if device is not None else "cpu"
+        if kind not in self._made:
+            self._made[kind] = _memory_of(kind)
+        return self._made[kind]
 
 
 def _memory_of(kind: str) -> Memory:

@@ -16,7 +16,7 @@ from refit_api.wire import CoordinateSources, GetVersion, Order, RankPhase, Rank
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.local_engine import Gate, LocalEngine
 from refit_runtime.agent import Agent
-from refit_runtime.ports import CommitOrder
+from refit_runtime.ports import CommitOrder, Copies
 
 
 class Fleet:
@@ -155,21 +155,27 @@ class Breaks(LocalEngine):
         return await super().install(order)
 
 
+class LastCopyFails:
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+
+    def start(self) -> None:
+        self._copies.start()
+        raise RuntimeError("the last copy")
+
+    def wait(self) -> None:
+        """Nothing is on its way."""
+
+
 @contextmanager
 def last_copy_fails(rank: Any, number: int) -> Iterator[None]:
     """All others are done by then: the live parameters are a mix."""
     copies = rank.live.copy_list(rank._stager.holdings.whole(number))
-    whole = copies._copy
-
-    def fails() -> None:
-        whole()
-        raise RuntimeError("the last copy")
-
-    copies._copy = fails
+    whole, copies._install = copies._install, LastCopyFails(copies._install)
     try:
         yield
     finally:
-        copies._copy = whole
+        copies._install = whole
 
 
 CASES = {

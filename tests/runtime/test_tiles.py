@@ -75,17 +75,17 @@ def end(strides: tuple[int, ...], dtype: str = "bfloat16", itemsize: int = 2, ad
 
 
 FORMS = {
-    "a whole matrix": ((4096, 4096), end((4096, 1)), end((4096, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 1024),
-    "columns of a matrix": ((4096, 1792), end((1792, 1)), end((7168, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 512),
-    "a few columns": ((4096, 8), end((8, 1)), end((64, 1)), Form("int64", "int64", 2, *NARROW, strided=False), 16),
-    "heads between others": ((4, 512, 64), end((512 * 64, 64, 1)), end((768 * 64, 64, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 8),
+    "a whole matrix": ((4096, 4096), end((4096, 1)), end((4096, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 512),
+    "columns of a matrix": ((4096, 1792), end((1792, 1)), end((7168, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 256),
+    "a few columns": ((4096, 8), end((8, 1)), end((64, 1)), Form("int64", "int64", 2, *NARROW, strided=False), 8),
+    "heads between others": ((4, 512, 64), end((512 * 64, 64, 1)), end((768 * 64, 64, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 4),
     "an odd number of elements": ((3, 85), end((85, 1)), end((85, 1)), Form("int16", "int16", 1, *WIDE, strided=False), 1),
     "off by two bytes": ((1024,), end((1,)), end((1,), address=BASE + 2), Form("int16", "int16", 1, *WIDE, strided=False), 1),
     "transposed": ((128, 128), end((128, 1)), end((1, 128)), Form("int16", "int16", 1, *SQUARE, strided=True), 4),
-    "masters in float32": ((1024, 512), end((512, 1)), end((512, 1), "float32", 4), Form("bfloat16", "float32", 8, *WIDE, strided=False), 128),
+    "masters in float32": ((1024, 512), end((512, 1)), end((512, 1), "float32", 4), Form("bfloat16", "float32", 8, *WIDE, strided=False), 64),
     "a cast of an odd part": ((5, 7), end((7, 1)), end((9, 1), "float32", 4), Form("bfloat16", "float32", 1, *NARROW, strided=False), 1),
     "a scalar": ((), end(()), end(()), Form("int16", "int16", 1, *NARROW, strided=False), 1),
-    "a row for everybody": ((32, 4096), end((4096, 1)), end((0, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 8),
+    "a row for everybody": ((32, 4096), end((4096, 1)), end((0, 1)), Form("int64", "int64", 2, *WIDE, strided=False), 4),
 }
 
 

@@ -103,13 +103,16 @@ def test_copies_with_strides_and_casts(place: Any) -> None:
         expected = [each.clone() for each in around]
         for (to, source), copy in zip(both, expected, strict=True):
             torch.as_strided(copy, to.shape, to.stride(), to.storage_offset()).copy_(source)
-        run()
+        run.start()
+        run.wait()
         for seen, copy in zip(around, expected, strict=True):
             assert torch.equal(seen.view(torch.uint8), copy.view(torch.uint8))
 
 
 def test_no_copies(place: Any) -> None:
-    place[0].copies([])()
+    copies = place[0].copies([])
+    copies.start()
+    copies.wait()
 
 
 def test_an_arena_is_plain_and_aligned(place: Any) -> None:

@@ -15,7 +15,7 @@ from refit_runtime.digest import BLOCK, FIRST, SECOND
 WORDS = tl.constexpr(BLOCK // 8)
 PHI, MIX_A, A_LEFT, A_RIGHT = (tl.constexpr(value) for value in FIRST)
 PSI, MIX_B, B_LEFT, B_RIGHT = (tl.constexpr(value) for value in SECOND)
-SLICE, LANES, DIGEST_WARPS = 1 << 14, 1 << 11, 8  # words of a program, of a step
+SLICE, LANES, DIGEST_WARPS = 1 << 14, 1 << 9, 4  # words of a program, of a step
 COPY_WARPS = 4
 
 

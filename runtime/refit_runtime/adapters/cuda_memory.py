@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import triton.language as tl
@@ -58,8 +58,8 @@ class CudaMemory:
         with torch.cuda.device(device):
             self._driver.cuMemFree_v2(ctypes.c_uint64(address))
 
-    def copies(self, pairs: Sequence[Pair]) -> Callable[[], None]:
-        return Copies(pairs)
+    def copies(self, pairs: Sequence[Pair]) -> CudaCopies:
+        return CudaCopies(pairs)
 
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
         data = data if data.data_ptr() % ALIGNMENT == 0 else data.clone()
@@ -86,32 +86,31 @@ class _Block:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-class Copies:
-    """Prepared once: the addresses are fixed, so the tensors are kept. A run returns when all is where it belongs."""
+class CudaCopies:
+    """The addresses are fixed, so the tensors are kept."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = tuple(pairs)
         self._others = [(to, source) for to, source in pairs if not _tiled(to, source)]
-        self._launches: list[tuple[Form, torch.Tensor]] = []
-        if not pairs:
-            return
         self._device = pairs[0][0].device
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         found = tables((tuple(to.shape), _end(to), _end(source)) for to, source in pairs if _tiled(to, source))
         self._launches = [(form, torch.from_numpy(table).to(self._device)) for form, table in found.items()]
         with torch.cuda.device(self._device):
             for form, table in self._launches:
                 _launch(form, torch.zeros_like(table[:1]))  # a tile without rows: compiled and loaded now
 
-    def __call__(self) -> None:
-        if not self._pairs:
-            return
+    def start(self) -> None:
         with torch.cuda.device(self._device):
             with torch.no_grad():
                 for to, source in self._others:
                     to.copy_(source)
             for form, table in self._launches:
                 _launch(form, table)
-            torch.cuda.current_stream().synchronize()
+            self._done.record()
+
+    def wait(self) -> None:
+        self._done.synchronize()
 
 
 def _tiled(to: torch.Tensor, source: torch.Tensor) -> bool:

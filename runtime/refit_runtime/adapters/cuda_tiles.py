@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-WIDE, NARROW, SQUARE = (16, 256), (256, 16), (64, 64)
+WIDE, NARROW, SQUARE = (32, 256), (512, 16), (64, 64)
 NARROW_UNITS = 64  # rows this short would leave most of a wide tile idle
 UNITS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 FIELDS = ("target", "source", "rows", "columns", "target_row", "source_row", "target_column", "source_column")

@@ -6,7 +6,7 @@ the container's limit is refused with both numbers before anything is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,18 +36,26 @@ class HostMemory:
         start = -memory.data_ptr() % PAGE
         return memory[start : start + size]
 
-    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        to, source = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-        def run() -> None:
-            if to:
-                with torch.no_grad():
-                    torch._foreach_copy_(to, source)
-
-        return run
+    def copies(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> HostCopies:
+        return HostCopies([to for to, _ in pairs], [source for _, source in pairs])
 
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
         return digests.of(data.numpy())
+
+
+class HostCopies:
+    """Done when they return from `start`; what is read may be on a device."""
+
+    def __init__(self, to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+        self._to, self._source = to, source
+
+    def start(self) -> None:
+        if self._to:
+            with torch.no_grad():
+                torch._foreach_copy_(self._to, self._source)
+
+    def wait(self) -> None:
+        """Nothing is on its way."""
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), limits: tuple[tuple[str, str, str, str], ...] = _LIMITS) -> int:
