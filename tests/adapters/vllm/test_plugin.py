@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from refit_api.errors import EngineMismatch, SpecError
-from refit_api.mounted import Group, Model, Mounted, Rollout
+from refit_api.mounted import Engine, Group, Model, Mounted, Rollout
 from refit_runtime.adapters.vllm import plugin
+from refit_runtime.adapters.vllm.settings import allow_plugin
 from refit_runtime.adapters.vllm.target import coordinate, place
 
 from tests.adapters.vllm.models import Rank, directory, engine_config
+
+MOUNTED = Mounted(group=Group(namespace="default", name="demo"), model=Model(name="m"), catalog="127.0.0.1:1", engine=Engine(kv="Keep"))
 
 
 @pytest.fixture
@@ -27,11 +32,11 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A pod of a group."""
-    mounted = Mounted(group=Group(namespace="default", name="demo"), model=Model(name="m"), catalog="127.0.0.1:1", rollout=Rollout(policy="Manual"))
     file = tmp_path / "settings.json"
-    file.write_text(mounted.model_copy(update={"engine": mounted.engine.model_copy(update={"kv": "Keep"})}).model_dump_json(by_alias=True))
+    file.write_text(MOUNTED.model_dump_json(by_alias=True))
     for name, value in {"REFIT_SETTINGS": str(file), "POD_NAME": "p", "POD_UID": "u", "POD_NAMESPACE": "default", "POD_IP": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_PLUGINS", "refit")
     return file
 
 
@@ -46,6 +51,22 @@ def test_settings_that_are_wrong_are_named(arguments: Any, group: Path) -> None:
     group.write_text("{}")
     with pytest.raises(SpecError, match="catalog"):
         plugin.register()
+
+
+def test_engines_that_a_framework_would_drive_are_refused(arguments: Any, group: Path) -> None:
+    group.write_text(MOUNTED.model_copy(update={"rollout": Rollout(policy="Manual")}).model_dump_json(by_alias=True))
+    with pytest.raises(EngineMismatch, match="Manual"):
+        plugin.register()
+
+
+@pytest.mark.parametrize(("theirs", "expected"), [(None, {"refit"}), ("mine,refit", {"mine", "refit"})], ids=["no list", "a list of their own"])
+def test_vllm_mounts_our_routes_and_loads_whatever_it_would_load(theirs: str | None, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", theirs or "")
+    if theirs is None:
+        monkeypatch.delenv("VLLM_PLUGINS")
+    discovered = {entry.name for entry in entry_points(group="vllm.general_plugins")}
+    allow_plugin("refit")
+    assert set(os.environ["VLLM_PLUGINS"].split(",")) == expected | (discovered if theirs is None else set())
 
 
 def test_inside_a_group_every_engine_gets_our_worker_once(arguments: Any, group: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An engine core with our hooks around its own methods, and a scheduler that only keeps requests."""
     from vllm.v1.engine.core import EngineCore
 
-    for name in ("add_request", "set_weight_version"):
+    for name in ("preprocess_add_request", "add_request", "set_weight_version"):
         monkeypatch.setattr(EngineCore, name, EngineCore.__dict__[name])
     salt_requests()
     salt_requests()

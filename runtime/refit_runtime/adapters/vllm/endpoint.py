@@ -47,8 +47,7 @@ class RefitEndpoint:
         self._task: asyncio.Task[None] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        if self._settings.rollout.managed:
-            app.add_middleware(Gate, pod=self._pod)
+        app.add_middleware(Gate, pod=self._pod)
         routes: dict[str, Callable[[], Awaitable[JSONResponse]]] = {
             names.VERSION_PATH: self.version,
             names.STATUS_PATH: self.status,
@@ -59,7 +58,7 @@ class RefitEndpoint:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Without an engine (the render server) there is nothing to refit."""
-        if engine_client is None or not self._settings.rollout.managed:
+        if engine_client is None:
             return
         engine_client.generate = noting(engine_client.generate)
         if self._pod.lead():

@@ -24,7 +24,7 @@ _MARK = "__refit__"
 
 
 def register() -> None:
-    """Idempotent. Raises SpecError for settings that are mounted and wrong, EngineTooOld."""
+    """Idempotent. Raises SpecError for settings that are mounted and wrong, EngineMismatch, EngineTooOld."""
     if not RuntimeSettings.mounted():
         return
     settings = RuntimeSettings.load()
@@ -32,9 +32,15 @@ def register() -> None:
 
     if hasattr(EngineArgs.create_engine_config, _MARK):
         return
-    if settings.rollout.managed:
-        _require_managed()
-        allow_plugin(NAME)
+    if not settings.rollout.managed:
+        raise EngineMismatch(
+            "spec.rollout.policy: Manual is not carried out with vLLM by this release; use Latest or Pinned, or drive the engine through GeneratorClient in a "
+            "process of kind Custom",
+            seen=settings.rollout.policy,
+            expected="Latest, Pinned",
+        )
+    _require_managed()
+    allow_plugin(NAME)
     if settings.engine.kv == "Salt":
         from refit_runtime.adapters.vllm.salt import salt_requests
 
@@ -76,7 +82,7 @@ def refuse(config: Any) -> None:
 
 
 def _require_managed() -> None:
-    """Raises EngineTooOld. The operator's orders need endpoint plug-ins and labels; a framework that drives the engine itself does not."""
+    """Raises EngineTooOld: the operator's orders need endpoint plug-ins and labels."""
     import vllm
     from vllm.v1.engine.core import EngineCore
 
@@ -85,7 +91,7 @@ def _require_managed() -> None:
     ]
     if missing:
         raise EngineTooOld(
-            f"vLLM {vllm.__version__} has no {' and no '.join(missing)}: use {MANAGED_SINCE} or newer, or set spec.rollout.policy to Manual",
+            f"vLLM {vllm.__version__} has no {' and no '.join(missing)}: use {MANAGED_SINCE} or newer",
             seen=vllm.__version__,
             expected=MANAGED_SINCE,
         )

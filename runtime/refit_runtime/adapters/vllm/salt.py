@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 _MARK = "__refit__"
-SEPARATOR = "\x00"  # no client can send it in a header or label: its own salt and ours stay apart
+SEPARATOR = "\x00"  # between ours and the client's own; of a client's salt that has one, what follows it counts
 
 
 def salt_requests() -> None:
@@ -20,7 +20,13 @@ def salt_requests() -> None:
 
     if hasattr(EngineCore.add_request, _MARK) or not hasattr(EngineCore, "set_weight_version"):
         return
-    add_request, set_weight_version = EngineCore.add_request, EngineCore.set_weight_version
+    preprocess, add_request, set_weight_version = EngineCore.preprocess_add_request, EngineCore.add_request, EngineCore.set_weight_version
+
+    @functools.wraps(preprocess)
+    def preprocess_salted(self: Any, request: Any) -> Any:
+        """In the input thread, where block keys are computed first: they are right already unless a commit comes before the request is added."""
+        request.cache_salt = salted(request.cache_salt, self._weight_version)
+        return preprocess(self, request)
 
     @functools.wraps(add_request)
     def add_salted(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,14 +41,17 @@ def salt_requests() -> None:
                 salt(request, weight_version)
 
     setattr(add_salted, _MARK, True)
-    EngineCore.add_request, EngineCore.set_weight_version = add_salted, label_and_salt
+    EngineCore.preprocess_add_request, EngineCore.add_request, EngineCore.set_weight_version = preprocess_salted, add_salted, label_and_salt
 
 
 def salt(request: Any, version: str) -> None:
     """Of a request that holds no blocks: what it will hit and leave in the cache is keyed by `version` and by its own salt."""
-    own = (request.cache_salt or "").rpartition(SEPARATOR)[2]
-    wanted = f"{version}{SEPARATOR}{own}"
+    wanted = salted(request.cache_salt, version)
     if request.cache_salt != wanted:
         request.cache_salt = wanted
         request.block_hashes.clear()
         request.update_block_hashes()
+
+
+def salted(own: str | None, version: str) -> str:
+    return f"{version}{SEPARATOR}{(own or '').rpartition(SEPARATOR)[2]}"
