@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -109,10 +110,9 @@ class WorkQueue:
     async def _sleep(self, running: int) -> None:
         self._wake.clear()
         wait = self._heap[0][0] - self.clock.monotonic() if self._heap and running < self.width else None
-        try:
-            await asyncio.wait_for(self._wake.wait(), wait if wait is None else max(wait, 0.0))
-        except asyncio.TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait if wait is None else max(wait, 0.0)):  # wait_for of Python 3.11 may swallow a cancellation
+                await self._wake.wait()
 
     async def _pass(self, key: GroupRef) -> None:
         entry, began = self._entries[key], self.clock.monotonic()
