@@ -3,7 +3,8 @@
 - An arena is one allocation of the driver's own (O11): not of torch's caching allocator, whose segments may be made of pieces that are mapped later, which
   a transport cannot register as one region. It is given back when the last tensor over it is gone.
 - A list of copies is one kernel launch for each form of tile (`cuda_tiles`): nearly always one. Running it allocates and compiles nothing, whatever
-  strides and casts are in it; casts that torch knows and the kernel does not are left to torch.
+  strides and casts are in it; casts that torch knows and the kernel does not are left to torch. Tried as one CUDA graph of torch's copies, the same
+  1,093 copies of 16 GB took 12.5 ms to install on an H200 where this takes 7.9 and a plain copy 7.5: torch moves columns of a matrix two bytes at a time.
 - Copies run on the caller's stream: they come after what it has issued. Digests have a stream of their own beside an engine at work.
 """
 
@@ -33,7 +34,7 @@ class CudaMemory:
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
 
     def allocate(self, size: int, device: torch.device) -> torch.Tensor:
@@ -63,16 +64,17 @@ class CudaMemory:
 
     def digests(self, data: torch.Tensor, digests: Digests) -> bytes:
         data = data if data.data_ptr() % ALIGNMENT == 0 else data.clone()
-        with torch.cuda.device(data.device):
-            now, beside = torch.cuda.current_stream(), self._stream(data.device)
-            beside.wait_stream(now)
+        device = data.get_device()
+        with torch.cuda.device(device):
+            beside = self._stream(device)
+            beside.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(beside):
                 sums = torch.zeros(2 * block_count(data.numel()), dtype=torch.int64, device=data.device)
                 grid = (max(1, -(-data.numel() // (8 * SLICE))),)
                 digest_blocks[grid](data, sums, data.numel(), *digests.keys, slice_=SLICE, lanes=LANES, num_warps=DIGEST_WARPS)
                 return sums.cpu().numpy().tobytes()
 
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+    def _stream(self, device: int) -> torch.cuda.Stream:
         with self._lock:
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -92,10 +94,10 @@ class CudaCopies:
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = tuple(pairs)
         self._others = [(to, source) for to, source in pairs if not _tiled(to, source)]
-        self._device = pairs[0][0].device
+        self._device = pairs[0][0].get_device()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         found = tables((tuple(to.shape), _end(to), _end(source)) for to, source in pairs if _tiled(to, source))
-        self._launches = [(form, torch.from_numpy(table).to(self._device)) for form, table in found.items()]
+        self._launches = [(form, torch.from_numpy(table).to(pairs[0][0].device)) for form, table in found.items()]
         with torch.cuda.device(self._device):
             for form, table in self._launches:
                 _launch(form, torch.zeros_like(table[:1]))  # a tile without rows: compiled and loaded now

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -135,7 +135,7 @@ def _table(form: Form, dims: list[_Dim], by: int, column: _Dim, target: End, sou
     row = dims[by]
     starts = np.arange(0, row.extent, form.rows, dtype=np.int64)
     others = [dim for i, dim in enumerate(dims) if i != by]
-    table = np.empty((len(starts), int(np.prod([dim.extent for dim in others])), form.fields), np.int64)
+    table = np.empty((len(starts), prod(dim.extent for dim in others), form.fields), np.int64)
     for field, end, step in ((0, target, "target"), (1, source, "source")):
         places = np.zeros(1, np.int64)
         for dim in others:
