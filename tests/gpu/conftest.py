@@ -1,4 +1,4 @@
-"""The group in one process of tests/runtime, with weights on the device: its memory follows them."""
+"""The group in one process of tests/runtime, with weights on the device: its memory follows them. `python -m pytest -m gpu` runs all that needs a device."""
 
 from __future__ import annotations
 
