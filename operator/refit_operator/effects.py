@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from refit_api.errors import PeerUnavailable, RefitError
+from refit_api.errors import RefitError
 from refit_api.wire import GroupRef
 
 from refit_operator import gauges, writes
@@ -18,6 +18,7 @@ from refit_operator.ports import Catalog, Clock, Cluster, Seen
 
 log = structlog.get_logger(__name__)
 
+_COLLECTED_WITHIN = 2.0  # by the garbage collector, mostly
 STATUS_INTERVAL = {"RefitGroup": 1.0, "WeightVersion": 5.0}
 
 
@@ -98,10 +99,9 @@ class Effects:
         due = self.kept.children.due(manifest, shown, now)
         if due:
             return due
-        if shown is None:
-            await self.cluster.claim(manifest)
-        elif shown.owner not in ("", self.kept.uid):
-            raise PeerUnavailable(f"{shown.kind} {shown.name} of a former group of this name is still being collected", retry_after=2.0)
+        former = shown.owner not in ("", self.kept.uid) if shown is not None else not await self.cluster.claim(manifest)
+        if former:
+            return _COLLECTED_WITHIN
         self.kept.children.written(manifest, await self.cluster.apply(manifest), now)
         return 0.0
 

@@ -98,20 +98,18 @@ class KubeCluster:
 
     # --- children -------------------------------------------------------------------------------------------------------------
 
-    async def claim(self, manifest: Manifest) -> None:
+    async def claim(self, manifest: Manifest) -> bool:
         metadata = manifest["metadata"]
         try:
             found = await self._call("GET", _object(manifest["kind"], metadata["namespace"], metadata["name"]))
         except Refused as refusal:
             if refusal.code == 404:
-                return
+                return True
             raise translated(refusal) from refusal
         (wanted,) = metadata["ownerReferences"]
         name, uid = shown.owner(found)
-        if uid == wanted["uid"]:
-            return
         if name == wanted["name"]:
-            raise PeerUnavailable(f"{manifest['kind']} {metadata['name']} of a former group of this name is still being collected", retry_after=2.0)
+            return bool(uid == wanted["uid"])
         told = f"{manifest['kind']} {metadata['name']} is in namespace {metadata['namespace']} already and does not belong to this group"
         raise SpecError(f"{told}: delete it, or give the group another name", reason=Reason.NAME_TAKEN)
 

@@ -81,8 +81,8 @@ class Stamp:
 class Cluster(Protocol):
     """Writes to the API server. Raises SpecError for what only the author can repair, PeerUnavailable and Denied for what may be tried again."""
 
-    async def claim(self, manifest: Manifest) -> None:
-        """SpecError NameTaken when the child's name belongs to somebody else; PeerUnavailable while it belongs to a former group of the same name."""
+    async def claim(self, manifest: Manifest) -> bool:
+        """Whether the child's name is free, or ours. False: a former group of the same name has it until it is collected. SpecError NameTaken: somebody else."""
         ...
 
     async def apply(self, manifest: Manifest) -> Stamp:

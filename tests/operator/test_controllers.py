@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT, kubectl_of
 from tests.operator.conftest import identity, running
-from tests.operator.stage import APPS, CORE, POLICY, Body, Stage, refit_group
+from tests.operator.stage import APPS, CORE, POLICY, Body, Stage, condition, refit_group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,4 +123,4 @@ async def test_a_group_made_again_under_its_name_starts_anew(stage: Stage) -> No
     await stage.create(refit_group())
     await stage.until("deployments", "demo-generator", lambda d: d["metadata"]["uid"] != old, APPS, seconds=60.0)
     await pods(stage, "generator", 1)
-    await stage.until("refitgroups", "demo", lambda g: next(c["status"] for c in g["status"]["conditions"] if c["type"] == "Stalled") == "False")
+    await stage.until("refitgroups", "demo", lambda g: condition(g, "Stalled")[0] == "False")
