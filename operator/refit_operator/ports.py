@@ -82,7 +82,7 @@ class Cluster(Protocol):
     """Writes to the API server. Raises SpecError for what only the author can repair, PeerUnavailable and Denied for what may be tried again."""
 
     async def claim(self, manifest: Manifest) -> bool:
-        """Whether the child's name is free, or ours. False: a former group of the same name has it until it is collected. SpecError NameTaken: somebody else."""
+        """Is the name free, or ours? False: a former group of the same name has it until it is collected. SpecError NameTaken: somebody else has it."""
         ...
 
     async def apply(self, manifest: Manifest) -> Stamp:
