@@ -42,6 +42,7 @@ class Pods:
             "command": command,
             "env": variables,
             "volumeMounts": mounts,
+            "resources": {"requests": {"cpu": "200m", "memory": "256Mi"}},  # pods that ask for nothing get nothing on a busy node
             **container,
         }
         return {"spec": {"terminationGracePeriodSeconds": 30, "containers": [main], "volumes": volumes}}
