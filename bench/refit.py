@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any
@@ -61,28 +61,32 @@ class Pair:
     kubectl: Kubectl
     generator: str
     trainer_address: str
-    generator_address: str
+    published: list[int] = field(default_factory=list)
+    """Numbers, by the trainer's count."""
 
-    def round(self, number: int) -> Round:
+    def round(self) -> Round:
         time.sleep(SETTLE_SECONDS)  # the live parameters of the version before are read back beside the serving, as long as that takes
         raw = json.loads(self.kubectl.pod_get(NAMESPACE, self.generator, RAW_PORT, f"/read?from={self.trainer_address}", VERSION_SECONDS))
-        rank = self.publish(number)
+        rank = self.publish()
         seconds = Counter[str]()
         for timing in rank["timings"]:
             seconds[timing["stage"]] += timing["seconds"]
         stage = sum(seconds[part] for part in ("plan", "drain", "lease", "pull"))
         return Round(raw["bytes"] / raw["seconds"] / 1e6, rank["bytes"] / seconds["pull"] / 1e6, stage, seconds["install"])
 
-    def publish(self, number: int) -> Object:
-        """The report of the rank that serves version `number`; the versions of a namespace's first run are 1, 2, 3."""
-        allow(self.kubectl, number)
+    def publish(self, timeout: float = VERSION_SECONDS) -> Object:
+        """The report of the rank that serves the trainer's next version."""
+        self.published.append(0)
+        script = f"echo {len(self.published)} > {CONTROL}/.allowed && mv {CONTROL}/.allowed {CONTROL}/allowed"
+        self.kubectl("exec", TRAINER, "-c", "trainer", "-n", NAMESPACE, "--", "sh", "-c", script)
 
         def served() -> Object | None:
             status = json.loads(self.kubectl.pod_get(NAMESPACE, self.generator, HTTP_PORT, names.STATUS_PATH))
             rank: Object | None = next(iter(status["ranks"]), None)
-            return rank if rank is not None and status["version"] == number and rank["phase"] == "Serving" else None
+            return rank if rank is not None and status["version"] > max(self.published) and rank["phase"] == "Serving" else None
 
-        rank: Object = eventually(f"version {number} is served", served, VERSION_SECONDS, 0.5)
+        rank: Object = eventually(f"a version after {max(self.published)} is served", served, timeout, 0.5)
+        self.published[-1] = rank["serving"]
         return rank
 
     def counters(self) -> Counter[str]:
@@ -115,11 +119,6 @@ def templates(pods: Pods) -> tuple[Object, Object]:
     return trainer, engine
 
 
-def allow(kubectl: Kubectl, count: int) -> None:
-    script = f"echo {count} > {CONTROL}/.allowed && mv {CONTROL}/.allowed {CONTROL}/allowed"
-    kubectl("exec", TRAINER, "-c", "trainer", "-n", NAMESPACE, "--", "sh", "-c", script)
-
-
 def running(kubectl: Kubectl, role: str) -> Object | None:
     """The only pod of a role, once all its containers run."""
     for pod in kubectl.list("pods", NAMESPACE, f"{names.LABEL_GROUP}={GROUP},{names.LABEL_ROLE}={role}"):
@@ -140,7 +139,7 @@ def pair(installation: Installation) -> Iterator[Pair]:
         trainer, generator = (
             eventually(f"the {role} runs", partial(running, kubectl, role), START_SECONDS) for role in (names.ROLE_TRAINER, names.ROLE_GENERATOR)
         )
-        yield Pair(kubectl, generator["metadata"]["name"], trainer["status"]["podIP"], generator["status"]["podIP"])
+        yield Pair(kubectl, generator["metadata"]["name"], trainer["status"]["podIP"])
     finally:
         kubectl.delete("namespace", NAMESPACE, NAMESPACE)
 
@@ -148,16 +147,15 @@ def pair(installation: Installation) -> Iterator[Pair]:
 def measure(installation: Installation) -> list[Metric]:
     local = installation.cluster if isinstance(installation.cluster, LocalCluster) else None
     with pair(installation) as two:
-        two.publish(1)
-        two.round(2)  # makes the raw reader's connection
+        two.publish(START_SECONDS)
+        two.round()  # makes the raw reader's connection
         time.sleep(SETTLE_SECONDS)
         before, written = two.counters(), writes(installation)
-        numbers = iter(range(3, 3 + 2 * ROUNDS))
-        free = [two.round(next(numbers)) for _ in range(ROUNDS)]
+        free = [two.round() for _ in range(ROUNDS)]
         capped: list[Round] = []
         if local is not None:
             two.cap(median(round_.raw for round_ in free) / 2)
-            capped = [two.round(next(numbers)) for _ in range(ROUNDS)]
+            capped = [two.round() for _ in range(ROUNDS)]
         time.sleep(SETTLE_SECONDS)
         versions = len(free) + len(capped)
         after, wrote = two.counters(), writes(installation) - written
