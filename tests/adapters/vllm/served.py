@@ -90,8 +90,8 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, folder: Path, given: Mounted, uid: str) -> Iterator[Server]:
-    """Starts and does not wait."""
+def serving(model: Path, folder: Path, given: Mounted, uid: str, *more: str) -> Iterator[Server]:
+    """Starts and does not wait; `more` arguments for vLLM."""
     (folder / "settings.json").write_text(given.model_dump_json(by_alias=True))
     port, log = free_port(), folder / "vllm.log"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
@@ -99,7 +99,7 @@ def serving(model: Path, folder: Path, given: Mounted, uid: str) -> Iterator[Ser
     pod = {"POD_NAME": uid, "POD_UID": uid, "POD_NAMESPACE": given.group.namespace, "POD_IP": "127.0.0.1"}
     with log.open("wb") as output:
         environment = {**os.environ, **pod, "REFIT_SETTINGS": str(folder / "settings.json"), "TMPDIR": str(folder), "PYTHONPATH": _distribution(folder)}
-        process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        process = subprocess.Popen([*command, *options, *more], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         yield Server(port, process, log)
     finally:
@@ -118,8 +118,8 @@ def reference(model: Path, folder: Path) -> Iterator[Callable[[Path, Sequence[Se
         assert process.stdout is not None
         process.stdin.write(json.dumps({"checkpoint": str(checkpoint), "prompts": prompts, "tokens": tokens}) + "\n")
         process.stdin.flush()
-        answer = json.loads(process.stdout.readline())
-        return ask(checkpoint, prompts, tokens) if "ready" in answer else answer["tokens"]
+        answers = (json.loads(line) for line in process.stdout)
+        return next(answer["tokens"] for answer in answers if "tokens" in answer)
 
     try:
         yield ask

@@ -31,26 +31,20 @@ class Pod:
         self._folder = (root if root is not None else Path(tempfile.gettempdir())) / f"refit-{uid}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._state, self._leave, self._left = self._folder / "state.json", self._folder / "leave", self._folder / "left"
-        self._lock: int | None = None
         self._seen: tuple[int, State] = (0, State())
 
     def lead(self) -> bool:
-        """True in exactly one process, until that ends. What an earlier one left behind is void."""
+        """True in exactly one process, until that ends: the descriptor stays open. What an earlier one left behind is void."""
         descriptor = os.open(self._folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return False
-        self._lock = descriptor
         self._leave.unlink(missing_ok=True)
         self._left.unlink(missing_ok=True)
         self.write(State())
         return True
-
-    @property
-    def leads(self) -> bool:
-        return self._lock is not None
 
     def write(self, state: State) -> None:
         part = self._state.with_suffix(".part")

@@ -119,7 +119,7 @@ class _Ledger:
             raise Untraceable(source.origin, f"its loader copies it into a tensor of shape {tuple(target.shape)} that is no parameter")
         if source.dtype not in (self.dtypes[source.origin], target.dtype):
             raise Untraceable(source.origin, f"its loader casts it to {source.dtype} on the way to {target.dtype}")
-        at = Geometry.strided(target.shape, _row_major(target, entry), _offset(target, entry))
+        at = Geometry.strided(target.shape, target.stride(), int(target.storage_offset() - entry.tensor.storage_offset()))
         try:
             found = pieces(source.geometry, source.origin_shape, at, entry.facts.shape)
         except Inexpressible as error:
@@ -185,12 +185,3 @@ def _rest(pending: list[TensorSpec], fed: list[str], culprit: str, done: set[str
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _offset(view: torch.Tensor, entry: _Entry) -> int:
-    return int(view.storage_offset() - entry.tensor.storage_offset())
-
-
-def _row_major(view: torch.Tensor, entry: _Entry) -> tuple[int, ...]:
-    assert entry.tensor.is_contiguous()
-    return tuple(view.stride())
