@@ -1,4 +1,4 @@
-"""What the data plane costs on a CUDA device: `python -m bench.device`. Prints a table and writes bench/results/device.json.
+"""What the data plane costs on a CUDA device: `python -m bench device`. Prints a table and writes bench/results/device.json.
 
 Llama-3.1-8B, bf16, 16.06 GB, from Megatron TP2 to vLLM TP1, all on one device: live memory as Megatron fuses it, parameters as vLLM fuses them, arenas and
 copy lists as trainers and generators have them. Times are medians of wall time around a call that returns when the bytes are there: what a trainer or an
@@ -7,17 +7,11 @@ engine stands still for. "A copy" is torch's `copy_` of one block of the same nu
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import refit_api
 import torch
 from refit_api.tensors import CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shape, Shard, TensorSpec, whole
 from refit_runtime.adapters.cuda_memory import CudaMemory
@@ -27,15 +21,13 @@ from refit_runtime.install import CopyList
 from refit_runtime.plan import roles
 from refit_runtime.plan.plan import CoordinatePlan, Plan, SourcePlan, plan
 from refit_runtime.snapshot import Snapshot
-from rich.console import Console
-from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results" / "device.json"
+from bench.figures import Metric, metric, record
+
 LAYERS, HIDDEN, HEADS, KV_HEADS, WIDTH, FFN, WORDS, TP = 32, 4096, 32, 8, 128, 14336, 128256, 2
 DIGESTS = Digests("00000000-0000-0000-0000-000000000001", 1)
 DEVICE = torch.device("cuda", 0)
 MIB = 1 << 20
-Metric = dict[str, Any]
 
 
 class MegatronRank:
@@ -128,11 +120,6 @@ def milliseconds(work: Callable[[], object], times: int = 15) -> float:
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
     return 1e3 * median(taken)
-
-
-def metric(name: str, value: float, unit: str, *, most: float | None = None, least: float | None = None) -> Metric:
-    met = None if most is None and least is None else (most is None or value <= most) and (least is None or value >= least)
-    return {"name": name, "value": round(value, 3), "unit": unit, "target": most if most is not None else least, "met": met}
 
 
 class Path8B:
@@ -230,26 +217,7 @@ def measure_digests(path: Path8B) -> list[Metric]:
 def main() -> None:
     path = Path8B()
     metrics = [*measure_path(path), *measure_digests(path), *measure_masters(path)]
-    software = {"python": platform.python_version(), "refit": refit_api.__version__, "cuda": str(torch.version.cuda)}
-    software |= {name: version(name) for name in ("torch", "triton")}
-    hardware = torch.cuda.get_device_name(DEVICE)
-    last = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    before = {metric["name"]: metric["value"] for metric in last.get("metrics", [])} if last.get("hardware") == hardware else {}
-    _print(metrics, before, hardware)
-    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    result = {"bench": "device", "command": "python -m bench.device", "date": date, "hardware": hardware, "software": software, "metrics": metrics}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _print(metrics: list[Metric], before: dict[str, float], hardware: str) -> None:
-    table = Table(title=f"device, on {hardware}", title_justify="left")
-    for name in ("metric", "value", "target", "met", "last"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
-    for each in metrics:
-        target, met = ("", "") if each["target"] is None else (str(each["target"]), "yes" if each["met"] else "NO")
-        table.add_row(each["name"], f"{each['value']} {each['unit']}", target, met, str(before.get(each["name"], "")))
-    Console(width=160).print(table)
+    record("device", metrics, torch.cuda.get_device_name(DEVICE), ("torch", "triton"), cuda=str(torch.version.cuda))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
+import refit_api
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from rich.console import Console
 from rich.table import Table
@@ -80,7 +81,7 @@ def machine() -> str:
 
 def record(bench: str, metrics: list[Metric], hardware: str, packages: tuple[str, ...], **software: str) -> None:
     """Prints the table and writes the file; versions of `packages` are looked up."""
-    versions = {"python": platform.python_version(), **{name: version(name) for name in ("refit", *packages)}, **software}
+    versions = {"python": platform.python_version(), "refit": refit_api.__version__, **{name: version(name) for name in packages}, **software}
     now = datetime.now(timezone.utc).replace(microsecond=0)
     result = Result(bench=bench, command=f"python -m bench {bench}", date=now, hardware=hardware, software=versions, metrics=tuple(metrics))
     before = {each.name: each.value for each in _last_committed(bench, hardware)}

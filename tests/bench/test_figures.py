@@ -18,7 +18,7 @@ def test_committed_figures_follow_the_format(file: Path) -> None:
     result = Result.model_validate_json(file.read_text())
     assert result.bench == file.stem
     assert result.bench in BENCHES
-    assert result.command == f"python -m bench {file.stem}"
+    assert result.command.startswith("python -m bench")
     assert "refit" in result.software
     assert result.metrics
 
