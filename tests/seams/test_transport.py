@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from refit_api.errors import PeerError, PeerUnavailable, SpecError, TransferError
 from refit_api.mounted import TransportSettings
 from refit_api.wire import Manifest, Role, WorkerRef
+from refit_runtime.adapters import nixl as nixl_adapter
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.host_memory import HostMemory, free_bytes
 from refit_runtime.adapters.memory import Fabric, Fault, FaultyTransport, MemoryTransport
@@ -174,3 +176,12 @@ def test_an_arena_that_does_not_fit_is_refused_with_numbers(tmp_path: Any) -> No
     for name, text in {"limit": "5000", "used": "4000", "stat": "inactive_file 1500"}.items():
         (tmp_path / name).write_text(text)
     assert free_bytes(tmp_path / "info", ((*(str(tmp_path / n) for n in ("limit", "used", "stat")), "inactive_file"),)) == 2500
+
+
+def test_nixl_waits_for_events_instead_of_polling() -> None:
+    """A progress thread without a wait takes a core of every process that holds weights, for as long as it lives."""
+    api = nixl_adapter._load("nixl._api")
+    with nixl_adapter._waiting_for_events(api):
+        config = importlib.import_module(api.nixl_agent.__module__).nixlBind.nixlAgentConfig()
+        config.pthrDelay = 0
+    assert config.pthrDelay == nixl_adapter.EVENT_WAIT_MICROSECONDS

@@ -22,6 +22,7 @@ from refit_api.wire import Manifest
 
 from refit_runtime.ports import Peer, Read, Registration, Transfer
 
+EVENT_WAIT_MICROSECONDS = 100_000
 HINT = "NIXL is not installed in this image: pip install nixl (1.5 or newer), or see `refit doctor`"
 
 
@@ -46,7 +47,8 @@ class NixlTransport:
 
     def _make_agent(self) -> Any:
         config = self._api.nixl_agent_config(backends=[], sync_mode=self._api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
-        agent = self._api.nixl_agent(f"refit-{uuid4()}", config)
+        with _waiting_for_events(self._api):
+            agent = self._api.nixl_agent(f"refit-{uuid4()}", config)
         try:
             agent.create_backend(self._settings.backend, _parameters(self._settings)[0])
         except self._faults as error:
@@ -179,6 +181,36 @@ def _ended(state: str, peer: str) -> bool:
     if state == "ERR":
         raise TransferError(f"a NIXL read from {peer} failed: the holder is gone or its memory is not registered", peer=peer)
     return state == "DONE"
+
+
+@contextmanager
+def _waiting_for_events(api: Any) -> Iterator[None]:
+    """NIXL's Python class fixes the progress thread's wait at 0: it then polls without end and takes a core of every process that holds weights.
+
+    With a wait it sleeps until the fabric signals an event, so reads are as fast. No argument reaches that field, hence the detour.
+    """
+    module = importlib.import_module(api.nixl_agent.__module__)
+    bindings = module.nixlBind
+
+    class Config(bindings.nixlAgentConfig):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, EVENT_WAIT_MICROSECONDS if name == "pthrDelay" else value)
+
+    module.nixlBind = _Overlay(bindings, Config)
+    try:
+        yield
+    finally:
+        module.nixlBind = bindings
+
+
+class _Overlay:
+    """The bindings with one class replaced."""
+
+    def __init__(self, bindings: Any, config: Any) -> None:
+        self._bindings, self.nixlAgentConfig = bindings, config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bindings, name)
 
 
 def _load(module: str) -> Any:
