@@ -17,7 +17,7 @@ demo: env  ## from nothing to a refit on a real Kubernetes, explained on the way
 	$(PYTHON) -m e2e.demo
 
 test: check  ## everything that CI runs
-	$(PYTHON) -m pytest tests e2e/stories
+	$(PYTHON) -m pytest tests e2e/stories -m "not soak"
 
 check: env  ## lint, format, types, architecture, generated files
 	.venv/bin/ruff check .
@@ -29,6 +29,8 @@ check: env  ## lint, format, types, architecture, generated files
 gen: env  ## everything that is generated and committed
 	$(PYTHON) -m refit_api.crd
 	proto/generate
+	for extra in operator runtime; do uv pip compile --quiet pyproject.toml --extra $$extra --no-header --no-annotate -c requirements/dev.txt -o requirements/$$extra.txt; done
+	uv pip compile --quiet pyproject.toml --extra runtime --group engine --no-header --no-annotate -c requirements/dev.txt -o requirements/engine.txt
 
 bench: env  ## the numbers of docs/performance.md
 	$(PYTHON) -m bench
@@ -40,7 +42,7 @@ image: env  ## the operator's and the runtime's image
 	$(PYTHON) -m e2e.cluster image
 
 soak: env  ## long lists, many seeds, kill loops
-	REFIT_SOAK=1 $(PYTHON) -m pytest tests e2e/stories -m "soak or not soak"
+	REFIT_SOAK=1 $(PYTHON) -m pytest tests e2e/stories
 
 down: env  ## ends the local cluster; leaves nothing
 	$(PYTHON) -m e2e.cluster down
