@@ -21,7 +21,7 @@ from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 
 
 def free_port() -> int:
