@@ -31,7 +31,9 @@ class Pods:
         threads = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
         variables = [*self.packages.environment(), *({"name": key, "value": value} for key, value in {**threads, **environment}.items())]
         volumes: list[Object] = [*self.packages.volumes(), {"name": "control", "emptyDir": {}}, {"name": "scratch", "emptyDir": {}}]
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})  # a container's own has 64 MiB; vLLM's processes need more
         mounts: list[Object] = [*self.packages.mounts(), {"name": "control", "mountPath": CONTROL}, {"name": "scratch", "mountPath": "/tmp"}]
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
         if self.exports is not None:
             volumes.append({"name": "exports", "hostPath": {"path": str(self.exports), "type": "DirectoryOrCreate"}})
             mounts.append({"name": "exports", "mountPath": EXPORTS})
