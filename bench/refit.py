@@ -39,7 +39,7 @@ TRAINER = f"{GROUP}-trainer-0"
 SCALE, VERSION_BYTES = 18, 276_000_000
 ROUNDS = 5
 RAW_PORT, METRICS_PORT = 9000, names.METRICS_PORT
-START_SECONDS, VERSION_SECONDS, SETTLE_SECONDS = 300.0, 120.0, 3.0
+START_SECONDS, VERSION_SECONDS, SETTLE_SECONDS = 600.0, 300.0, 3.0
 WARM = {"plans": "plans", "registrations": "memory registrations", "connections": "connections", "allocations": "arena allocations"}
 
 
