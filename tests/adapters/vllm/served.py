@@ -22,6 +22,7 @@ from refit_operator.catalog.local import LocalCatalog
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 
 START_SECONDS = 600.0
+TOKEN_SECONDS = 3600.0  # nobody rotates it here
 
 
 def free_port() -> int:
@@ -33,7 +34,8 @@ def free_port() -> int:
 def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> Mounted:
     """What the operator would mount into a pod."""
     (folder / "ca").write_bytes(catalog.ca)
-    (folder / uid).write_text(catalog.admit(role, uid))
+    catalog.admit(role, uid)
+    (folder / uid).write_text(catalog.tokens.issue(catalog.group.namespace, uid, uid, exp=int(time.time() + TOKEN_SECONDS)))
     return Mounted(
         group=Group(namespace=catalog.group.namespace, name=catalog.group.name),
         model=Model(name="tiny"),
