@@ -13,7 +13,7 @@ from e2e.groups import Object, refit_group
 from e2e.installation import Installation
 from e2e.kubectl import KubectlError
 
-pytestmark = pytest.mark.story
+pytestmark = [pytest.mark.story, pytest.mark.soak]
 TEMPLATE = {"spec": {"containers": [{"name": "main", "image": "localhost/none:0", "imagePullPolicy": "Never"}]}}
 
 
