@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from refit_api.errors import EngineBusy
 from refit_api.mounted import Engine, Group, Model, Versions
 from refit_api.wire import Order, RankPhase, RankReport, Role, WorkerRef
 from refit_runtime.adapters.vllm.driver import VllmDriver
-from refit_runtime.adapters.vllm.messages import pack_report, unpack_order
+from refit_runtime.adapters.vllm.messages import pack_report, unpack_order, unpack_report
 from refit_runtime.adapters.vllm.pod import Pod, State
+from refit_runtime.adapters.vllm.reporter import Reporter
 from refit_runtime.ports import CommitOrder, StageOrder
 from refit_runtime.settings import Pod as Place
 from refit_runtime.settings import RuntimeSettings
@@ -21,8 +24,8 @@ from refit_runtime.settings import RuntimeSettings
 ORDER = CommitOrder(1, 2, 7, Order.COMMIT, 30.0)
 
 
-def report(rank: int) -> RankReport:
-    return RankReport(WorkerRef("u", Role.GENERATOR, rank, "i"), f"tp{rank}", RankPhase.STAGED, serving_root=b"\x01", arena_root=b"\x02")
+def report(rank: int, phase: RankPhase = RankPhase.STAGED) -> RankReport:
+    return RankReport(WorkerRef("u", Role.GENERATOR, rank, "i"), f"tp{rank}", phase, serving_root=b"\x01", arena_root=b"\x02")
 
 
 class Cores:
@@ -38,7 +41,7 @@ class Cores:
             return [None, None]
         if arguments[0] == "refit_held":
             return [[self.held.pop(0) if self.held else []], [[]]]
-        return [[pack_report(report(rank)) for rank in (0, 1)], [pack_report(report(rank)) for rank in (2, 3)]]
+        return [[pack_report(10, report(rank)) for rank in (0, 1)], [pack_report(10, report(rank)) for rank in (2, 3)]]
 
     async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
         self.asked.append(("pause", mode, clear_cache))
@@ -72,6 +75,51 @@ async def test_every_rank_of_every_core_answers_without_an_rpc_timeout(pod: Pod)
     assert ranks == tuple(report(rank) for rank in range(4))
     ((_, method, timeout, arguments, _),) = cores.asked
     assert (method, timeout, unpack_order(CommitOrder, arguments[0])) == ("refit_install", None, ORDER)
+
+
+async def test_what_ranks_do_is_read_from_the_pod_and_the_engine_is_left_alone(pod: Pod) -> None:
+    """Asked once; again only while a rank writes elsewhere. Of two reports the later one counts, on whichever way it came."""
+    cores = Cores()
+    drive = driver(cores, pod)
+    for number in range(3):
+        pod.write_report(number, pack_report(20, report(number, RankPhase.SERVING)))
+    await drive.status()
+    await drive.status()
+    assert len(cores.asked) == 2, "one rank is in another pod"
+    pod.write_report(3, pack_report(5, report(3, RankPhase.IDLE)))
+    phases = [rank.phase for rank in await drive.status()]
+    assert phases == [RankPhase.SERVING] * 3 + [RankPhase.STAGED]
+    assert len(cores.asked) == 2
+
+
+def test_a_rank_reports_each_move_once(pod: Pod) -> None:
+    class Rank:
+        phase = RankPhase.IDLE
+
+        def report(self) -> RankReport:
+            return report(0, self.phase)
+
+    rank, news = Rank(), threading.Event()
+    reporter = Reporter(rank, 0, pod, news)  # type: ignore[arg-type]
+    reporter.start()
+    try:
+        first = until(lambda: pod.report(0))
+        rank.phase = RankPhase.SERVING
+        news.set()
+        second = until(lambda: next((data for data in [pod.report(0)] if data != first), None))
+    finally:
+        reporter.close()
+    assert unpack_report(first)[1].phase is RankPhase.IDLE
+    assert unpack_report(second)[1].phase is RankPhase.SERVING
+    assert unpack_report(first)[0] < unpack_report(second)[0]
+
+
+def until(found: Callable[[], bytes | None]) -> bytes:
+    deadline = time.monotonic() + 10
+    while (data := found()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return data
 
 
 async def test_stage_orders_arrive_with_their_sources(pod: Pod) -> None:

@@ -1,6 +1,7 @@
 """All ranks of all engine cores of one vLLM, from its API server.
 
-- Calls to the ranks go through `collective_rpc` on every engine core: the public call of a server with several cores returns the first one's answer.
+- Orders to the ranks go through `collective_rpc` on every engine core: the public call of a server with several cores returns the first one's answer.
+- What the ranks are doing is read from the pod's files, where they write it; the engine is asked at the start, and for ranks in other pods.
 - They have no RPC timeout: an executor that stops reading at a late rank leaves that rank's answer for the next call to find. Deadlines are the agent's.
 - A pause is the engine core's own: it returns when no step is in flight and the device is idle. The label is set while paused, so no token of the new
   weights carries the old version.
@@ -38,16 +39,28 @@ class VllmDriver:
     def __init__(self, core: Any, pod: Pod, settings: RuntimeSettings) -> None:
         self._core, self._pod, self._settings = core, pod, settings
         self._label = 0
+        self._known: dict[int, tuple[int, RankReport]] = {}
 
     async def _ranks(self, method: str, *arguments: object) -> list[Any]:
         cores = await self._core.call_utility_all_async("collective_rpc", method, None, arguments, {})
         return list(chain.from_iterable(cores))
 
     async def _reports(self, method: str, *arguments: object) -> tuple[RankReport, ...]:
-        return tuple(unpack_report(answer) for answer in await self._ranks(method, *arguments))
+        return tuple([self._newest(answer) for answer in await self._ranks(method, *arguments)])
+
+    def _newest(self, data: bytes) -> RankReport:
+        made, report = unpack_report(data)
+        known = self._known.get(report.worker.rank)
+        if known is None or known[0] < made:
+            self._known[report.worker.rank] = (made, report)
+        return self._known[report.worker.rank][1]
 
     async def status(self) -> tuple[RankReport, ...]:
-        return await self._reports("refit_report")
+        written = [self._pod.report(rank) for rank in sorted(self._known)]
+        here = [report for report in written if report is not None]
+        if not here or len(here) < len(written):
+            return await self._reports("refit_report")
+        return tuple(self._newest(report) for report in here)
 
     async def stage(self, order: StageOrder) -> None:
         await self._reports("refit_stage", pack_order(order))

@@ -1,7 +1,11 @@
-"""Orders and reports between the driver and the workers, as bytes: what vLLM's RPC carries between its processes is plain data."""
+"""Orders and reports between the driver and the workers, as bytes: what vLLM's RPC carries between its processes is plain data.
+
+A report comes on two ways, as an answer and through a file, so it says when it was made: monotonic nanoseconds, the same clock for all processes of a host.
+"""
 
 from __future__ import annotations
 
+import struct
 from typing import TypeVar
 
 import msgspec
@@ -21,9 +25,12 @@ def unpack_order(kind: type[Order], data: bytes) -> Order:
     return msgspec.msgpack.decode(data, type=kind)
 
 
-def pack_report(report: RankReport) -> bytes:
-    return encode(report)
+_STAMP = struct.Struct(">Q")
 
 
-def unpack_report(data: bytes) -> RankReport:
-    return decode(RankReport, data)
+def pack_report(made: int, report: RankReport) -> bytes:
+    return _STAMP.pack(made) + encode(report)
+
+
+def unpack_report(data: bytes) -> tuple[int, RankReport]:
+    return _STAMP.unpack_from(data)[0], decode(RankReport, data[_STAMP.size :])

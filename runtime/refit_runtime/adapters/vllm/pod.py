@@ -1,4 +1,4 @@
-"""What the API servers of one pod share: which of them holds the agent, whether requests are served, and the wish to leave.
+"""What the processes of one pod share: which API server holds the agent, whether requests are served, the wish to leave, what the ranks report.
 
 vLLM may run several API servers in a pod, on one port. The one that locks the pod's file runs the agent and writes the state; all of them obey it.
 Without a state, or with one that cannot be read, nothing is served.
@@ -47,9 +47,17 @@ class Pod:
         return True
 
     def write(self, state: State) -> None:
-        part = self._state.with_suffix(".part")
-        part.write_text(json.dumps(asdict(state)))
-        os.replace(part, self._state)
+        _replace(self._state, json.dumps(asdict(state)).encode())
+
+    def write_report(self, rank: int, report: bytes) -> None:
+        _replace(self._folder / f"rank-{rank}", report)
+
+    def report(self, rank: int) -> bytes | None:
+        """None: the rank is in another pod, or has written none yet."""
+        try:
+            return (self._folder / f"rank-{rank}").read_bytes()
+        except FileNotFoundError:
+            return None
 
     def read(self) -> State:
         """Asked for every request: the file is read again only after it was written."""
@@ -74,3 +82,9 @@ class Pod:
     def left(self) -> str | None:
         """None: not yet; else what kept it from leaving in order, or nothing."""
         return self._left.read_text() if self._left.exists() else None
+
+
+def _replace(file: Path, content: bytes) -> None:
+    part = file.with_suffix(".part")
+    part.write_bytes(content)
+    os.replace(part, file)

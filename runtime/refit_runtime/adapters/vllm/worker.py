@@ -16,7 +16,9 @@ from refit_api.errors import EngineMismatch, RefitError
 from vllm.platforms import current_platform
 
 from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
-from refit_runtime.adapters.vllm.messages import pack_report, unpack_order
+from refit_runtime.adapters.vllm.messages import unpack_order
+from refit_runtime.adapters.vllm.pod import Pod
+from refit_runtime.adapters.vllm.reporter import Reporter
 from refit_runtime.adapters.vllm.target import VllmTarget, coordinate, place
 from refit_runtime.ports import CommitOrder, StageOrder
 from refit_runtime.rank import GeneratorRank
@@ -48,7 +50,9 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
         settings = RuntimeSettings.load()
         rank, world = place(self.vllm_config, self.rank)
         self.refit_coordinate = coordinate(self.vllm_config, self.rank)
-        self.refit = GeneratorRank(settings, seams_of(settings, rank), self.refit_coordinate, rank, world)
+        news = threading.Event()
+        self.refit = GeneratorRank(settings, seams_of(settings, rank), self.refit_coordinate, rank, world, changed=news.set)
+        self.refit_reporter = Reporter(self.refit, rank, Pod(settings.pod.uid), news)
         super().init_device()
 
     def load_model(self, **kwargs: Any) -> None:
@@ -67,19 +71,22 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
             )
         loaded.require()
         self.refit.bind(VllmTarget(self.refit_coordinate, loaded))
+        self.refit_reporter.start()
 
     def refit_report(self) -> bytes:
-        return pack_report(self.refit.report())
+        return self.refit_reporter.now()
 
     def refit_stage(self, order: bytes) -> bytes:
         self.refit.start(unpack_order(StageOrder, order))
         return self.refit_report()
 
     def refit_prepare(self, order: bytes) -> bytes:
-        return pack_report(self.refit.prepare(unpack_order(CommitOrder, order)))
+        self.refit.prepare(unpack_order(CommitOrder, order))
+        return self.refit_report()
 
     def refit_install(self, order: bytes) -> bytes:
-        return pack_report(self.refit.install(unpack_order(CommitOrder, order)))
+        self.refit.install(unpack_order(CommitOrder, order))
+        return self.refit_report()
 
     def refit_discard(self) -> bytes:
         self.refit.discard()
@@ -107,5 +114,6 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
     def shutdown(self) -> None:
         rank = getattr(self, "refit", None)  # not there if the device could not be initialised
         if rank is not None:
+            self.refit_reporter.close()
             rank.close()
         super().shutdown()
