@@ -189,10 +189,10 @@ def _waiting_for_events(api: Any) -> Iterator[None]:
 
     With a wait it sleeps until the fabric signals an event, so reads are as fast. No argument reaches that field, hence the detour.
     """
-    module = importlib.import_module(api.nixl_agent.__module__)
-    bindings = module.nixlBind
+    module: Any = importlib.import_module(api.nixl_agent.__module__)
+    bindings: Any = module.nixlBind
 
-    class Config(bindings.nixlAgentConfig):  # type: ignore[misc]
+    class Config(bindings.nixlAgentConfig):  # type: ignore[misc]  # a class of a binary module
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, EVENT_WAIT_MICROSECONDS if name == "pthrDelay" else value)
 
