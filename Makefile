@@ -1,6 +1,5 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/refit
 PYTHON := .venv/bin/python
 .PHONY: demo test check gen bench e2e image soak down env
 

@@ -64,13 +64,11 @@ class Fleet:
 
     def allow(self, count: int) -> None:
         """Lets the trainer publish `count` versions in all, counted from its pod's start."""
-        eventually("the trainer's container runs", lambda: self.is_running(TRAINER), START_SECONDS)
         self._in_trainer(f"echo {count} > {CONTROL}/.allowed && mv {CONTROL}/.allowed {CONTROL}/allowed")
 
     def allow_one_more(self) -> int:
         """Returns the newest version there was before."""
         newest = self.newest(ANY_PHASE) or 0
-        eventually("the trainer's container runs", lambda: self.is_running(TRAINER), START_SECONDS)
         self.allow(self.allowed() + 1)
         return newest
 
@@ -196,6 +194,7 @@ class Fleet:
             return 0
 
     def _in_trainer(self, script: str) -> str:
+        eventually("the trainer's container runs", lambda: self.is_running(TRAINER), START_SECONDS)
         return self.kubectl("exec", TRAINER, "-n", self.namespace, "--", "sh", "-c", script)
 
     def is_running(self, pod: str) -> bool:

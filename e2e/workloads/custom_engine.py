@@ -29,10 +29,10 @@ from refit_api import names
 from refit_api.errors import RefitError
 from refit_runtime.adapters.local_engine import Gate, LocalEngine
 from refit_runtime.adapters.torch_module import TorchTarget
-from refit_runtime.adapters.vllm.status import document
 from refit_runtime.agent import Agent
 from refit_runtime.rank import GeneratorRank
 from refit_runtime.settings import RuntimeSettings
+from refit_runtime.status import document
 from refit_runtime.wiring import seams_of
 
 from e2e.workloads.settings import EngineProgram

@@ -12,23 +12,9 @@ from refit_api.tensors import Dtype
 from refit_api.wire import RankPhase
 from refit_runtime.adapters.memory import Fault
 
+from tests.runtime.steps import perturb, refit
+
 pytestmark = pytest.mark.gpu
-
-
-def refit(rank: Any, orders: Any, number: int, sources: Any = ()) -> Any:
-    rank.start(orders.stage(number, sources))
-    rank.wait()
-    assert rank.report().error is None, rank.report().error
-    rank.prepare(orders.commit(number))
-    report = rank.install(orders.commit(number))
-    assert report.error is None, report.error
-    return report
-
-
-def perturb(module: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.5).add_(0.25)
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:

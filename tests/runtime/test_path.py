@@ -15,6 +15,8 @@ from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.torch_module import TorchTarget
 from refit_runtime.control import ControlClient
 
+from tests.runtime.steps import perturb, refit
+
 
 def same(one: torch.nn.Module, other: torch.nn.Module, dtype: torch.dtype | None = None) -> bool:
     return all(torch.equal(a.to(dtype or a.dtype), b.to(dtype or b.dtype)) for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -36,22 +38,6 @@ def test_first_refit(world: Any, net: Any, orders: Any) -> None:
     assert same(source, target)
     assert report.serving_root == world.version(version.number).root
     assert report.read_from_trainers == sum(p.numel() * 4 for p in source.parameters())
-
-
-def refit(rank: Any, orders: Any, number: int, sources: Any = ()) -> Any:
-    rank.start(orders.stage(number, sources))
-    rank.wait()
-    assert rank.report().error is None, rank.report().error
-    rank.prepare(orders.commit(number))
-    report = rank.install(orders.commit(number))
-    assert report.error is None, report.error
-    return report
-
-
-def perturb(module: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.5).add_(0.25)
 
 
 def counts(*owners: Any) -> list[dict[str, int]]:

@@ -23,9 +23,9 @@ from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.vllm.driver import VllmDriver
 from refit_runtime.adapters.vllm.gate import Gate, noting
 from refit_runtime.adapters.vllm.pod import Pod
-from refit_runtime.adapters.vllm.status import document
 from refit_runtime.agent import Agent
 from refit_runtime.settings import RuntimeSettings
+from refit_runtime.status import document
 from refit_runtime.wiring import catalog_of
 
 log = structlog.get_logger(__name__)
