@@ -27,7 +27,8 @@ def manual(crds: Iterable[JsonObject]) -> str:
     lines += ["## Reasons", "", "Conditions and events carry them; they are stable, so alerts may match on them.", ""]
     lines += [*_rows(("reason", "meaning"), ((f"`{word}`", word.meaning) for word in names.Reason)), ""]
     lines += ["A typed error that a pod reported appears under its own name, with the one who must act:", ""]
-    leaves = ((f"`{name}`", " ".join((error.__doc__ or "").split()), error.acts) for name, error in errors.BY_NAME.items() if not error.__subclasses__())
+    parents = {parent for error in errors.BY_NAME.values() for parent in error.__mro__[1:]}
+    leaves = ((f"`{name}`", " ".join((error.__doc__ or "").split()), error.acts) for name, error in errors.BY_NAME.items() if error not in parents)
     lines += [*_rows(("error", "meaning", "who acts"), leaves)]
     return "\n".join(lines) + "\n"
 
