@@ -106,10 +106,14 @@ class Demo:
         expected = self.reference.generate(checkpoint, PROMPTS, TOKENS)
         seen = self.seen[number]
         seen.answers[pod] = self.answers(pod) == expected
-        for rank in self.fleet.ask(pod, "/refit/status")["ranks"]:
-            timings = {timing["stage"]: timing["seconds"] for timing in rank["timings"]}
+        for timings in eventually("it says how long each part took", lambda: self.timings(pod), 30, 0.2):
             seen.wire.append(timings.get("pull", 0.0))
-            seen.stall.append(sum(timings.get(stage, 0.0) for stage in ("pause", "install", "label", "resume")))
+            seen.stall.append(sum(timings[stage] for stage in ("pause", "install", "label", "resume")))
+
+    def timings(self, pod: str) -> list[dict[str, float]] | None:
+        """Seconds by part, per rank; None before the commit has ended."""
+        ranks = [{timing["stage"]: timing["seconds"] for timing in rank["timings"]} for rank in self.fleet.ask(pod, "/refit/status")["ranks"]]
+        return ranks if all("resume" in parts for parts in ranks) else None
 
     def answers(self, pod: str) -> list[list[int]]:
         body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -127,12 +131,14 @@ class Demo:
         self.typed("scale", f"refitgroup/{GROUP}", "-n", self.fleet.namespace, "--replicas=4")
         with self.console.status("two vLLM engines start; then they read from generators that hold the version"):
             self.fleet.until_all_serve(number, 4, 480)
-        table = Table("generator", "read from the trainer", "read from peers", "answers right")
+        names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.fleet.pods("generator") + self.fleet.pods("trainer")}
+        table = Table("generator", "read from", "bytes", "answers right")
         for pod in self.fleet.generators():
-            rank = self.fleet.ask(pod, "/refit/status")["ranks"][0]
+            (rank,) = self.fleet.ask(pod, "/refit/status")["ranks"]
             self.compare(pod, number)
-            table.add_row(pod, size(rank["readFromTrainers"]), size(rank["readFromRelays"]), mark(self.seen[number].answers[pod]))
-            if pod not in old and rank["readFromTrainers"]:
+            for read in rank["reads"]:
+                table.add_row(pod, names.get(read["podUid"], read["podUid"]), size(read["bytes"]), mark(self.seen[number].answers[pod]))
+            if pod not in old and any(read["role"] == "trainer" for read in rank["reads"]):
                 raise AssertionError(f"{pod} joined from the trainer: {rank}")
         self.console.print(table)
 
@@ -146,6 +152,7 @@ class Demo:
 
     def show(self) -> None:
         self.title("What happened")
+        self.fleet.until_status("the status counts four generators at the target", lambda status: status["generators"]["atTarget"] == 4)
         table = Table("version", "trainer step", "bytes", "wire (median)", "stall (median)", "stall (max)", "answers checked")
         for number, seen in self.seen.items():
             wire, stall = sorted(seen.wire), sorted(seen.stall)
@@ -159,9 +166,8 @@ class Demo:
             f"  export KUBECONFIG={kubeconfig}\n"
             f"  kubectl describe refitgroup {GROUP} -n {self.fleet.namespace}\n"
             f"  kubectl scale refitgroup/{GROUP} -n {self.fleet.namespace} --replicas=1\n"
-            f"  kubectl patch refitgroup {GROUP} -n {self.fleet.namespace} --type=merge -p '"
-            + json.dumps({"spec": {"rollout": {"policy": "Pinned", "pinnedVersion": min(self.seen)}}})
-            + "'\n  docs/quickstart.md explains each of them",
+            f"  kubectl patch refitgroup {GROUP} -n {self.fleet.namespace} --type=merge -p '{json.dumps({'spec': {'rollout': {'paused': True}}})}'\n"
+            "  docs/quickstart.md explains each of them",
             soft_wrap=True,
             highlight=False,
         )
@@ -200,7 +206,8 @@ def show(console: Console, installation: Installation | None = None, after: Call
 
 def main() -> None:
     try:
-        show(Console())
+        console = Console()
+        show(console if console.is_terminal else Console(width=140))  # a table in a log need not fit a screen
     except (AssertionError, KubectlError, RuntimeError) as error:
         Console(stderr=True).print(f"[red]✗[/] {error}", markup=True)
         sys.exit(1)

@@ -364,10 +364,19 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Bytes that arrived from one pod, verified or not."""
+
+    pod_uid: str
+    role: Role
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """`serving` 0: nothing yet. `arena`: the version in the arena and whether all of it is verified. `verified`, `bytes`: progress of the stage.
 
-    `arena_root`: the root of the version in the arena, which a commit compares over the ranks.
+    `arena_root`: the root of the version in the arena, which a commit compares over the ranks. `reads`: who the present or last stage read from.
     """
 
     worker: WorkerRef
@@ -381,11 +390,13 @@ class RankReport:
     staging: int = 0
     verified: int = 0
     bytes: int = 0
-    read_from_trainers: int = 0
-    read_from_relays: int = 0
+    reads: tuple[ReadFrom, ...] = ()
     timings: tuple[Timing, ...] = ()
     error: ErrorDetail | None = None
     arena_root: Raw = b""
+
+    def read_from(self, role: Role) -> int:
+        return sum(read.bytes for read in self.reads if read.role is role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ def test_new_generators_read_from_a_peer_and_not_from_the_trainer(fleet: Fleet) 
     joined = set(fleet.until_all_serve(version, 3)) - {old}
     assert len(set(fleet.checksums().values())) == 1
     for pod in joined:
-        read = fleet.ask(pod, "/refit/status")["ranks"][0]
-        assert read["readFromTrainers"] == 0
-        assert read["readFromRelays"] > 0
+        (rank,) = fleet.ask(pod, "/refit/status")["ranks"]
+        assert {read["role"] for read in rank["reads"]} == {"generator"}
+        assert sum(read["bytes"] for read in rank["reads"]) == rank["bytes"] > 0
     number = fleet.publish()
     fleet.until_all_serve(number, 3)
     assert len(set(fleet.checksums().values())) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import structlog
@@ -47,7 +47,7 @@ class Agent:
         self._settings, self._catalog, self._driver, self._clock, self._random = settings, catalog, driver, clock, random
         self._group = GroupRef(settings.group.namespace, settings.group.name)
         self._fence = Fence()
-        self._commit = Commit(settings, catalog, driver, self._fence)
+        self._commit = Commit(settings, catalog, driver, self._fence, clock)
         self._fenced_since: float | None = None
         self._assignment: Assignment | None = None
         self._worker: WorkerRef | None = None
@@ -58,7 +58,7 @@ class Agent:
         self._leaving = False
 
     def view(self) -> View:
-        return View(0 if self._fence.reason else served(self._ranks), self._fence.reason, self._assignment.target if self._assignment else 0, self._ranks)
+        return View(0 if self._fence.reason else served(self._ranks), self._fence.reason, self._assignment.target if self._assignment else 0, self._reported())
 
     async def run(self) -> None:
         self._ranks = await self._driver.status()
@@ -191,7 +191,11 @@ class Agent:
         ranks = tuple((r.worker, r.phase, r.serving, r.arena, r.arena_complete, r.staging, r.plan_key, r.error) for r in self._ranks)
         staging = any(rank.phase is RankPhase.STAGING for rank in self._ranks)
         order = (self._assignment.catalog_epoch, self._assignment.seq) if self._assignment is not None else (0, 0)
-        return ranks, order, self._fence.reason, self._error, int(now / PROGRESS_SECONDS) if staging else 0
+        return ranks, order, self._commit.timings, self._fence.reason, self._error, int(now / PROGRESS_SECONDS) if staging else 0
+
+    def _reported(self) -> tuple[RankReport, ...]:
+        """Ranks that serve know their own part of the commit; the agent's parts hold for all of them."""
+        return tuple(replace(rank, timings=rank.timings + self._commit.timings) if rank.phase is RankPhase.SERVING else rank for rank in self._ranks)
 
     async def _report(self, worker: WorkerRef) -> bool:
         followed = self._assignment
@@ -200,7 +204,7 @@ class Agent:
             worker=worker,
             catalog_epoch=followed.catalog_epoch if followed is not None else 0,
             seq=followed.seq if followed is not None else 0,
-            ranks=self._ranks,
+            ranks=self._reported(),
             fenced=bool(self._fence.reason),
             error=codec.detail_of(self._error) if self._error is not None else None,
         )

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import structlog
 from refit_api import codec
 from refit_api.errors import EngineBusy, InstallError, MixedRanks, RefitError, StaleOrder, VersionRetired
-from refit_api.wire import GetVersion, GroupRef, RankReport, VersionPhase
+from refit_api.wire import GetVersion, GroupRef, RankReport, Timing, VersionPhase
 
-from refit_runtime.ports import Catalog, CommitOrder, EngineDriver
+from refit_runtime.ports import Catalog, Clock, CommitOrder, EngineDriver
 from refit_runtime.settings import RuntimeSettings
+from refit_runtime.stopwatch import Stopwatch
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +35,10 @@ class Fence:
 class Commit:
     """Of one generator; one at a time."""
 
-    def __init__(self, settings: RuntimeSettings, catalog: Catalog, driver: EngineDriver, fence: Fence) -> None:
-        self._settings, self._catalog, self._driver, self.fence = settings, catalog, driver, fence
+    def __init__(self, settings: RuntimeSettings, catalog: Catalog, driver: EngineDriver, fence: Fence, clock: Clock) -> None:
+        self._settings, self._catalog, self._driver, self.fence, self._clock = settings, catalog, driver, fence, clock
+        self._watch = Stopwatch(clock)
+        self.timings: tuple[Timing, ...] = ()  # of the last commit that ended well, beside what ranks measured
         self._group = GroupRef(settings.group.namespace, settings.group.name)
 
     async def run(self, order: CommitOrder) -> None:
@@ -43,10 +46,13 @@ class Commit:
         before = await self._driver.status()
         if served(before) == order.number and not self.fence.reason:
             return
-        await self._prepare(order, before)
+        self._watch = Stopwatch(self._clock)
+        with self._watch.timed("prepare"):
+            await self._prepare(order, before)
         engine = self._settings.engine
         try:
-            await self._driver.pause(engine.pause.lower(), engine.kv == "Reset", engine.pause_timeout_seconds)
+            with self._watch.timed("pause"):
+                await self._driver.pause(engine.pause.lower(), engine.kv == "Reset", engine.pause_timeout_seconds)
         except EngineBusy:
             if not self.fence.reason:
                 await self._driver.resume()
@@ -101,9 +107,11 @@ class Commit:
         return failed
 
     async def _serve(self, number: int) -> None:
-        await self._driver.label(number)
-        await self._driver.resume()
-        self.fence.reason = ""
+        with self._watch.timed("label"):
+            await self._driver.label(number)
+        with self._watch.timed("resume"):
+            await self._driver.resume()
+        self.fence.reason, self.timings = "", tuple(self._watch.timings)
 
     async def _shut(self, reason: str) -> None:
         self.fence.reason = reason

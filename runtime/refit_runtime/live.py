@@ -16,7 +16,8 @@ from refit_runtime.install import CopyList
 from refit_runtime.planner import Planner
 from refit_runtime.ports import Seams, WeightTarget
 from refit_runtime.settings import RuntimeSettings
-from refit_runtime.stage import Stager, Stopwatch
+from refit_runtime.stage import Stager
+from refit_runtime.stopwatch import Stopwatch
 from refit_runtime.worker import Worker
 
 

@@ -11,7 +11,7 @@ Rules (each is a test):
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Pull:
         self._offers = Offers(goal, seams, connections, lease, placed, find)
         self._flights: list[Flight] = []
         self._checks: dict[Future[int | None], tuple[Piece, Offer]] = {}
-        self.read_from = {Role.TRAINER: 0, Role.GENERATOR: 0}
+        self.read_from: Counter[tuple[str, Role]] = Counter()
 
     def run(self, sources: Sequence[Source]) -> None:
         """Raises LeaseLost, TransferError, PeerError, StaleOrder (cancelled); after it no read is outstanding, or it raised `Stuck`."""
@@ -147,7 +147,8 @@ class Pull:
 
     def _verify(self, flight: Flight, pool: ThreadPoolExecutor) -> None:
         flight.offer.arrived(self._seams.clock.monotonic())
-        self.read_from[flight.offer.source.worker.role] += flight.piece.chunk.bytes
+        source = flight.offer.source.worker
+        self.read_from[source.pod_uid, source.role] += flight.piece.chunk.bytes
         self._checks[pool.submit(self._first_wrong, flight.piece)] = flight.piece, flight.offer
 
     def _arrived(self, flight: Flight) -> bool | None:

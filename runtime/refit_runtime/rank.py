@@ -23,7 +23,7 @@ from refit_api.codec import detail_of
 from refit_api.errors import EngineBusy, EngineMismatch, MixedRanks, RefitError, StaleOrder
 from refit_api.mounted import Engine
 from refit_api.tensors import box_elements
-from refit_api.wire import ErrorDetail, RankPhase, RankReport, Role, Timing, WorkerRef
+from refit_api.wire import ErrorDetail, RankPhase, RankReport, ReadFrom, Role, Timing, WorkerRef
 
 from refit_runtime.arena import SPARE, Holding, device_of
 from refit_runtime.live import LiveParameters
@@ -31,7 +31,8 @@ from refit_runtime.plan.key import encode_needs
 from refit_runtime.planner import Planner
 from refit_runtime.ports import CommitOrder, Seams, StageOrder, WeightTarget
 from refit_runtime.settings import RuntimeSettings
-from refit_runtime.stage import Stager, Stopwatch
+from refit_runtime.stage import Stager
+from refit_runtime.stopwatch import Stopwatch
 from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -321,6 +322,5 @@ def _contents(ref: WorkerRef, phase: RankPhase, stager: Stager, served: Holding 
         staging=staging,
         verified=here.verified_bytes if here is not None else 0,
         bytes=progress.bytes,
-        read_from_trainers=progress.read_from[Role.TRAINER],
-        read_from_relays=progress.read_from[Role.GENERATOR],
+        reads=tuple(ReadFrom(pod, role, size) for (pod, role), size in progress.read_from.items()),
     )

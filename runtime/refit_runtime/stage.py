@@ -8,14 +8,14 @@ stage verified stays and is not pulled again if the same version is asked for ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 from refit_api.errors import CatalogUnavailable, DigestMismatch, PeerUnavailable, TransferTimeout, VersionRetired
-from refit_api.wire import GetVersion, ListShards, Role, Source, Timing, VersionFacts, VersionPhase, WorkerRef
+from refit_api.wire import GetVersion, ListShards, Role, Source, VersionFacts, VersionPhase, WorkerRef
 
 from refit_runtime.arena import Arena, Holding, Holdings
 from refit_runtime.connections import Connections
@@ -25,30 +25,15 @@ from refit_runtime.offers import Goal
 from refit_runtime.patience import WAIT_SECONDS, Patience, never
 from refit_runtime.plan.plan import CoordinatePlan, Plan
 from refit_runtime.planner import Planner
-from refit_runtime.ports import Clock, Seams, StageOrder
+from refit_runtime.ports import Seams, StageOrder
 from refit_runtime.pull import Pull, Stuck
 from refit_runtime.settings import RuntimeSettings
+from refit_runtime.stopwatch import Stopwatch
 from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
 
 STUCK_TRIES = 2
-
-
-class Stopwatch:
-    """The parts of a refit, with their times."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.timings: list[Timing] = []
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        start, began = self._clock.time(), self._clock.monotonic()
-        try:
-            yield
-        finally:
-            self.timings.append(Timing(part, start, self._clock.monotonic() - began))
 
 
 @dataclass(slots=True)
@@ -59,7 +44,7 @@ class Progress:
     number: int = 0
     plan_key: str = ""
     bytes: int = 0
-    read_from: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    read_from: Counter[tuple[str, Role]] = field(default_factory=Counter)  # by pod UID and role
 
 
 class Stager:
@@ -117,8 +102,7 @@ class Stager:
                 with self.progress.watch.timed("pull"):
                     pull.run(find.found)
             finally:
-                for role, size in pull.read_from.items():
-                    self.progress.read_from[role] += size
+                self.progress.read_from += pull.read_from
 
     def _ready(self, number: int, deadline: float, cancelled: Callable[[], bool]) -> VersionFacts:
         """The version with all run roots, which give its root."""

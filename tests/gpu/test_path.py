@@ -9,7 +9,7 @@ import torch
 from refit_api.errors import DigestMismatch
 from refit_api.mounted import Trainer
 from refit_api.tensors import Dtype
-from refit_api.wire import RankPhase
+from refit_api.wire import RankPhase, Role
 from refit_runtime.adapters.memory import Fault
 
 from tests.runtime.steps import perturb, refit
@@ -42,7 +42,7 @@ def test_versions_go_through_a_captured_graph(world: Any, net: Any, orders: Any,
         published = [parameter.to(dtype) for parameter in (source.embed, source.norm, source.layer.weight, source.layer.bias)]
         torch.testing.assert_close(answer, torch.nn.functional.linear(published[0][tokens] * published[1], published[2], published[3]))
         world.report(rank)
-        assert refit(other, orders, number, (world.source(rank),)).read_from_trainers == 0
+        assert refit(other, orders, number, (world.source(rank),)).read_from(Role.TRAINER) == 0
         assert same(source, second)
     assert trainer.arena.whole.is_cuda
     assert rank._stager.arena.whole.is_cuda

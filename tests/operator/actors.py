@@ -109,9 +109,9 @@ class Generator(Actor):
         holders = tuple(relays) or await self._trainers(number)
         await self.call("AcquireLease", wire.AcquireLease(self.group, self.ref, number, holders[:1]))
         await self.call("ReleaseLease", wire.ReleaseLease(self.group, self.ref, number))
-        read = {"read_from_relays" if relays else "read_from_trainers": BYTES}
+        reads = (wire.ReadFrom("of a peer", Role.GENERATOR if relays else Role.TRAINER, BYTES),)
         pull = wire.Timing("pull", time.time(), 0.5)
-        await self.say(phase=RankPhase.STAGED, arena=number, arena_complete=True, staging=0, verified=BYTES, bytes=BYTES, timings=(pull,), **read)
+        await self.say(phase=RankPhase.STAGED, arena=number, arena_complete=True, staging=0, verified=BYTES, bytes=BYTES, timings=(pull,), reads=reads)
 
     async def _trainers(self, number: int) -> tuple[WorkerRef, ...]:
         shards: wire.Sources = await self.call("ListShards", wire.ListShards(self.group, number))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from refit_api import wire
 from refit_api.errors import PeerError
-from refit_api.wire import Order, RankPhase
+from refit_api.wire import Order, RankPhase, Role
 
 from e2e.cluster.apiserver import ApiServer
 from tests.operator.conftest import SERVICE_ACCOUNT
@@ -68,7 +68,7 @@ async def test_new_generators_join_from_a_peer(stage: Stage) -> None:
     served = len(first.orders)
     joined = [await stage.generator(f"demo-generator-{name}") for name in "bc"]
     await stage.until("refitgroups", "demo", lambda g: g["status"]["generators"]["atTarget"] == 3)
-    assert [one.said.read_from_trainers for one in joined if one.said] == [0, 0]
+    assert [one.said.read_from(Role.TRAINER) for one in joined if one.said] == [0, 0]
     assert len(first.orders) == served
 
 

@@ -88,6 +88,8 @@ async def test_stages_and_commits_on_order(world: Any, net: Any) -> None:
         with fleet.gate.request(5) as version:
             assert version == number
         assert fleet.agent.view().version == number
+        parts = {"prepare", "pause", "install", "label", "resume"}
+        await fleet.until(lambda said: said is not None and parts <= {part.stage for part in said.ranks[0].timings})
         assert torch.equal(source.embed, target.embed)
         facts = trainer._seams.catalog.get_version(GetVersion(world.catalog.group, number))
         assert (facts.generators, facts.serving) == (1, 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from refit_api.errors import CatalogUnavailable, EngineMismatch, LeaseLost, NoClass, PeerUnavailable, ReplicaMismatch, SpecError, UnknownTensor
 from refit_api.mounted import Engine, Trainer
-from refit_api.wire import Leased, RankPhase, VersionPhase
+from refit_api.wire import Leased, RankPhase, Role, VersionPhase
 from refit_runtime.adapters.memory import Fault
 
 MIB = 1 << 20
@@ -58,7 +58,7 @@ def test_a_holder_that_dies_is_replaced_by_the_next_owner(world: Any, net: Any, 
     world.faults["trainer-0"] = fault = Fault(die_at=died_at)
     report = stage(rank, orders, number)
     assert report.phase is RankPhase.STAGED, report
-    assert report.read_from_trainers == BYTES
+    assert report.read_from(Role.TRAINER) == BYTES
     assert fault.moved <= died_at
     rank.prepare(orders.commit(number))
     rank.install(orders.commit(number))
@@ -75,7 +75,7 @@ def test_wrong_bytes_are_pulled_again_then_from_the_next_owner(world: Any, net: 
     world.faults["trainer-1"] = Fault()
     report = stage(rank, orders, number)
     assert report.phase is RankPhase.STAGED, report
-    assert report.read_from_trainers > BYTES
+    assert report.read_from(Role.TRAINER) > BYTES
 
 
 def test_bytes_that_stay_wrong_fail_the_stage_and_name_tensor_block_and_source(world: Any, net: Any, orders: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_read_that_never_ends_costs_the_agent_and_nothing_else(world: Any, net
     assert report.phase is RankPhase.STAGED, report
     assert rank.worker.ref.incarnation != before
     assert rank._seams.transport.counters()["registrations"] == 2
-    assert report.read_from_trainers == BYTES
+    assert report.read_from(Role.TRAINER) == BYTES
 
 
 def test_a_relay_that_dies_is_replaced_by_the_trainers(world: Any, net: Any, orders: Any) -> None:
@@ -117,8 +117,8 @@ def test_a_relay_that_dies_is_replaced_by_the_trainers(world: Any, net: Any, ord
     world.faults["g-1"] = Fault(die_at=2 * MIB)
     report = stage(two, orders, number, (world.source(one),))
     assert report.phase is RankPhase.STAGED, report
-    assert report.read_from_relays + report.read_from_trainers == BYTES
-    assert 0 < report.read_from_relays <= 2 * MIB
+    assert report.read_from(Role.GENERATOR) + report.read_from(Role.TRAINER) == BYTES
+    assert 0 < report.read_from(Role.GENERATOR) <= 2 * MIB
 
 
 class Said:

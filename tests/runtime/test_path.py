@@ -37,7 +37,7 @@ def test_first_refit(world: Any, net: Any, orders: Any) -> None:
     assert (report.phase, report.serving, report.error) == (RankPhase.SERVING, version.number, None)
     assert same(source, target)
     assert report.serving_root == world.version(version.number).root
-    assert report.read_from_trainers == sum(p.numel() * 4 for p in source.parameters())
+    assert report.read_from(Role.TRAINER) == sum(p.numel() * 4 for p in source.parameters())
 
 
 def counts(*owners: Any) -> list[dict[str, int]]:
@@ -114,8 +114,8 @@ def test_the_next_generator_reads_from_a_relay_only(world: Any, net: Any, orders
     world.report(one)
     report = refit(two, orders, number, (world.source(one),))
     assert same(source, second)
-    assert report.read_from_trainers == 0
-    assert report.read_from_relays == sum(p.numel() * 4 for p in source.parameters())
+    assert report.read_from(Role.TRAINER) == 0
+    assert report.read_from(Role.GENERATOR) == sum(p.numel() * 4 for p in source.parameters())
 
 
 def test_a_relay_is_read_while_it_stages(world: Any, net: Any, orders: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_relay_is_read_while_it_stages(world: Any, net: Any, orders: Any) -> N
     one.wait()
     two.wait()
     assert two.report().phase is RankPhase.STAGED, two.report()
-    assert two.report().read_from_trainers == 0
+    assert two.report().read_from(Role.TRAINER) == 0
     two.prepare(orders.commit(number))
     two.install(orders.commit(number))
     assert same(source, second)

@@ -137,7 +137,7 @@ def test_a_trainer_two_generators_and_a_relay_over_nixl(pods: Pods) -> None:
     until("g-2 serves", lambda: ask(other, names.VERSION_PATH)["version"] == int(number))
     assert ask(other, "/checksum")["sha256"] == sha
     ranks = ask(other, names.STATUS_PATH)["ranks"]
-    assert (ranks[0]["readFromTrainers"], ranks[0]["readFromRelays"] > 0) == (0, True)
+    assert [(read["podUid"], read["role"], read["bytes"] > 0) for read in ranks[0]["reads"]] == [("g-1", "generator", True)]
 
     number, sha = line(trainer, "publish")
     pods.order("g-2", int(number))

@@ -473,8 +473,18 @@ class Timing(_message.Message):
     seconds: float
     def __init__(self, stage: _Optional[str] = ..., start: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class ReadFrom(_message.Message):
+    __slots__ = ("pod_uid", "role", "bytes")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    role: Role
+    bytes: int
+    def __init__(self, pod_uid: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class RankReport(_message.Message):
-    __slots__ = ("worker", "coordinate", "phase", "serving", "serving_root", "arena", "arena_complete", "plan_key", "staging", "verified", "bytes", "read_from_trainers", "read_from_relays", "timings", "error", "arena_root")
+    __slots__ = ("worker", "coordinate", "phase", "serving", "serving_root", "arena", "arena_complete", "plan_key", "staging", "verified", "bytes", "reads", "timings", "error", "arena_root")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     COORDINATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -486,8 +496,7 @@ class RankReport(_message.Message):
     STAGING_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    READ_FROM_TRAINERS_FIELD_NUMBER: _ClassVar[int]
-    READ_FROM_RELAYS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ARENA_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -502,12 +511,11 @@ class RankReport(_message.Message):
     staging: int
     verified: int
     bytes: int
-    read_from_trainers: int
-    read_from_relays: int
+    reads: _containers.RepeatedCompositeFieldContainer[ReadFrom]
     timings: _containers.RepeatedCompositeFieldContainer[Timing]
     error: ErrorDetail
     arena_root: bytes
-    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., read_from_trainers: _Optional[int] = ..., read_from_relays: _Optional[int] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., arena_root: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[ReadFrom, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., arena_root: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("group", "worker", "catalog_epoch", "seq", "ranks", "fenced", "error")
