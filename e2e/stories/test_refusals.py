@@ -34,7 +34,7 @@ def sample(fleet: Fleet, **spec: Any) -> Object:
     [
         ({"rollout": {"policy": "Pinned"}}, "pinnedVersion"),
         ({"versions": {"publishDeadlineSeconds": 40}}, "publishDeadlineSeconds"),
-        ({"generator": {}}, "unknown field"),
+        ({"rolout": {}}, "unknown field"),
     ],
     ids=["pinned without a version", "deadline shorter than a drain", "a misspelt field"],
 )
