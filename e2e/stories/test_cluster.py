@@ -12,7 +12,6 @@ from e2e.cluster.processes import alive, send, wait_until
 from e2e.installation import NAMESPACE, Installation
 
 
-@pytest.mark.soak
 @pytest.mark.story
 def test_killed_components_come_back_and_pods_go_on(installation: Installation) -> None:
     cluster = installation.cluster

@@ -10,7 +10,7 @@ from e2e.fleet import Fleet
 from e2e.installation import Installation
 from e2e.kubectl import KubectlError
 
-pytestmark = [pytest.mark.story, pytest.mark.engine, pytest.mark.soak]
+pytestmark = [pytest.mark.story, pytest.mark.engine]
 
 
 def test_make_demo(installation: Installation) -> None:

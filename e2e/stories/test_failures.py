@@ -8,7 +8,7 @@ from e2e.fleet import Fleet
 from e2e.installation import NAMESPACE
 from e2e.kubectl import eventually
 
-pytestmark = [pytest.mark.story, pytest.mark.soak]
+pytestmark = pytest.mark.story
 
 
 def test_a_generator_is_killed_while_it_stages_and_comes_back_synced(fleet: Fleet) -> None:

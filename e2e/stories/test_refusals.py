@@ -13,7 +13,7 @@ from e2e.groups import Object, refit_group
 from e2e.installation import Installation
 from e2e.kubectl import KubectlError
 
-pytestmark = [pytest.mark.story, pytest.mark.soak]
+pytestmark = pytest.mark.story
 TEMPLATE = {"spec": {"containers": [{"name": "main", "image": "localhost/none:0", "imagePullPolicy": "Never"}]}}
 
 
@@ -47,9 +47,11 @@ def test_the_api_server_refuses_and_names_the_field(alone: Fleet, spec: Object, 
 
 
 def test_a_field_that_is_not_carried_out_is_a_condition(alone: Fleet) -> None:
-    alone.kubectl.apply(sample(alone, trainer={"template": TEMPLATE, "snapshot": "InPlace"}))
+    group = sample(alone)
+    group["spec"]["generators"]["groupSize"] = 2
+    alone.kubectl.apply(group)
     seen = alone.until_condition("Stalled", "True", "NotImplemented")
-    assert "spec.trainer.snapshot" in seen["message"]
+    assert "spec.generators.groupSize" in seen["message"]
     alone.kubectl.delete("refitgroup", GROUP, alone.namespace)
 
 

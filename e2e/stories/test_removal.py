@@ -7,7 +7,7 @@ import pytest
 from e2e.fleet import GROUP, Fleet
 from e2e.kubectl import eventually
 
-pytestmark = [pytest.mark.story, pytest.mark.soak]
+pytestmark = pytest.mark.story
 
 KINDS = "pods,statefulsets,deployments,replicasets,services,configmaps,serviceaccounts,poddisruptionbudgets,weightversions"
 NOT_OURS = {"configmap/kube-root-ca.crt", "serviceaccount/default", "configmap/refit-workloads"}
