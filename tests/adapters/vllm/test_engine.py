@@ -30,7 +30,6 @@ def policy(seed: int) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.soak
 @pytest.mark.engine
 def test_a_served_model_follows_the_trainer(catalog_server: LocalCatalog, tmp_path: Path) -> None:
     """Refused before the first version; then each version's greedy tokens are those of an engine that loaded its checkpoint; a request runs across a commit."""
