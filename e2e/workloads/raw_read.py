@@ -1,4 +1,5 @@
-"""One raw NIXL read between two pods: the yardstick of what a Refit stage costs over the wire. A container of it runs in both; there is no Refit in it.
+"""One raw NIXL read between two pods: the yardstick of what a Refit stage costs over the wire. A container of it runs in both; there is no Refit in it, except
+that its agent sleeps between events as ours do: one that polls would take a core from whatever is measured beside it.
 
     GET /memory          what this end offers
     GET /read?from=IP    reads all of what that end offers in one transfer, into our own memory: {"bytes", "seconds", "cpuSeconds"}
@@ -19,7 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import torch
-from nixl._api import nixl_agent, nixl_agent_config
+from nixl import _api as nixl
+from refit_runtime.adapters.nixl import waiting_for_events
 
 from e2e.workloads.settings import RawProgram
 
@@ -34,7 +36,8 @@ class End:
     def __init__(self, program: RawProgram) -> None:
         self._port = program.port
         self._memory = torch.full((program.bytes,), WRITTEN, dtype=torch.uint8)
-        self._agent: Any = nixl_agent(f"raw-{uuid4()}", nixl_agent_config(backends=["UCX"]))
+        with waiting_for_events(nixl):
+            self._agent: Any = nixl.nixl_agent(f"raw-{uuid4()}", nixl.nixl_agent_config(backends=["UCX"]))
         self._agent.register_memory([self._memory])
         self._handles: dict[str, Any] = {}
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()

@@ -47,7 +47,7 @@ class NixlTransport:
 
     def _make_agent(self) -> Any:
         config = self._api.nixl_agent_config(backends=[], sync_mode=self._api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
-        with _waiting_for_events(self._api):
+        with waiting_for_events(self._api):
             agent = self._api.nixl_agent(f"refit-{uuid4()}", config)
         try:
             agent.create_backend(self._settings.backend, _parameters(self._settings)[0])
@@ -184,7 +184,7 @@ def _ended(state: str, peer: str) -> bool:
 
 
 @contextmanager
-def _waiting_for_events(api: Any) -> Iterator[None]:
+def waiting_for_events(api: Any) -> Iterator[None]:
     """NIXL's Python class fixes the progress thread's wait at 0: it then polls without end and takes a core of every process that holds weights.
 
     With a wait it sleeps until the fabric signals an event, so reads are as fast. No argument reaches that field, hence the detour.
