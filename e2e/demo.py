@@ -1,5 +1,7 @@
 """`make demo`: from nothing to a refit on a real Kubernetes, step by step, with what a person would type.
 
+    python -m e2e.demo [PICTURE.svg]    a path keeps what was shown as a picture
+
 Everything shown is read from the cluster; every generator's answers are compared with an engine that loaded the version's checkpoint itself.
 """
 
@@ -204,14 +206,18 @@ def show(console: Console, installation: Installation | None = None, after: Call
     return demo.seen
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    console = Console(record=bool(arguments))
+    if not console.is_terminal:
+        console = Console(width=140, record=bool(arguments))  # a table in a log need not fit a screen
     try:
-        console = Console()
-        show(console if console.is_terminal else Console(width=140))  # a table in a log need not fit a screen
+        show(console)
     except (AssertionError, KubectlError, RuntimeError) as error:
         Console(stderr=True).print(f"[red]✗[/] {error}", markup=True)
         sys.exit(1)
+    if arguments:
+        console.save_svg(arguments[0], title="make demo")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
