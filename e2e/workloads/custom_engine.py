@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,6 +26,7 @@ import structlog
 import torch
 from refit_api import names
 from refit_api.errors import RefitError
+from refit_runtime import last_words
 from refit_runtime.adapters.local_engine import Gate, LocalEngine
 from refit_runtime.adapters.torch_module import TorchTarget
 from refit_runtime.agent import Agent
@@ -40,7 +40,6 @@ from e2e.workloads.tiny_llama import TinyLlama
 
 log = structlog.get_logger(__name__)
 
-TERMINATION_LOG = Path("/dev/termination-log")
 Stacks = dict[str, tuple[tuple[str, int], ...]]
 
 
@@ -155,8 +154,7 @@ class Handler(BaseHTTPRequestHandler):
 def end(reason: str) -> None:
     """The process only, and at once: its ranks may hang."""
     log.error("the engine ends", reason=reason)
-    if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(reason[:4096])
+    last_words.say(reason)
     os._exit(1)
 
 
@@ -185,7 +183,8 @@ async def serve(program: EngineProgram, settings: RuntimeSettings, announce: Cal
 
 def main() -> None:
     torch.set_num_threads(1)
-    asyncio.run(serve(EngineProgram(), RuntimeSettings.load()))
+    with last_words.fatal():
+        asyncio.run(serve(EngineProgram(), RuntimeSettings.load()))
 
 
 if __name__ == "__main__":

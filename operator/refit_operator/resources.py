@@ -1,8 +1,9 @@
 """RefitGroup -> child objects, as plain data. Pure: the same spec gives the same bytes.
 
 Invariants:
-- what the user wrote in a pod template stays as it is: we add labels, environment, volumes, mounts, a readiness gate and a preStop hook, and only
-  where the user has none of the same name; never args, commands, images or resources. A template of the wrong shape is passed on: the API server judges it;
+- what the user wrote in a pod template stays as it is: we add labels, environment, volumes, mounts, a readiness gate, a preStop hook and a termination
+  message policy, and only where the user has none of the same name; never args, commands, images or resources. A template of the wrong shape is passed on:
+  the API server judges it;
 - `replicas` never enters the template hash, so scaling never restarts pods; weight versions are nowhere in here, so refits never restart pods;
 - settings that a process reads once at its start are part of the template (as a hash), so that changing them replaces the pods of that role;
 - names: `<group>-trainer`, `<group>-generator`, and `<group>-refit` for Service, ConfigMap and ServiceAccount. All belong to the group (ownerReferences).
@@ -189,6 +190,7 @@ def _inject(group: Group, spec: RefitGroupSpec, role: str, pod: Manifest) -> Non
     for container in (*_items(pod, "initContainers"), *_items(pod, "containers")):
         _add(container, "env", "name", _environment())
         _add(container, "volumeMounts", "mountPath", _mounts())
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if role == names.ROLE_GENERATOR:
         pod.setdefault("terminationGracePeriodSeconds", spec.versions.drain_seconds + _GRACE_SPARE_SECONDS)
         _add(pod, "readinessGates", "conditionType", [{"conditionType": names.READINESS_GATE}])

@@ -26,6 +26,7 @@ from refit_api.tensors import box_elements
 from refit_api.wire import ErrorDetail, RankPhase, RankReport, ReadFrom, Role, Timing, WorkerRef
 
 from refit_runtime.arena import SPARE, Holding, device_of
+from refit_runtime.digest import Digests
 from refit_runtime.live import LiveParameters
 from refit_runtime.plan.key import encode_needs
 from refit_runtime.planner import Planner
@@ -81,6 +82,7 @@ class GeneratorRank:
         wire = {(need.tensor, need.box): box_elements(need.box) * need.parameter.dtype.bytes for need in needs.needs}
         self._stager.arena.device = device_of((need.parameter.name, target.view(need.parameter.name)) for need in needs.needs)
         self._stager.arena.reserve(int(sum(wire.values()) * (1 + SPARE)))
+        self._seams.memory.digests(self._stager.arena.whole[:8], Digests("", 0))  # compiled now, not while the first version waits
         layout = encode_needs(needs)
         answer = self._stager.holdings.answer if self._settings.engine.relays else None
         self.worker.join(layout, answer, self._changed, arena_bytes=self._stager.arena.bytes, coordinate=self._coordinate)

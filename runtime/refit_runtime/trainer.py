@@ -15,10 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import structlog
-from refit_api.errors import CatalogUnavailable, PeerUnavailable, RefitError, SpecError, VersionRetired
+from refit_api.errors import CatalogUnavailable, PeerUnavailable, PlanError, RefitError, SpecError, VersionRetired
 from refit_api.tensors import box_elements
 from refit_api.wire import CreateVersion, EndVersion, OpenShard, Role, SealShard, Version
 
+from refit_runtime import last_words
 from refit_runtime.arena import SPARE, Arena, Holding, Holdings, device_of
 from refit_runtime.digest import Digests, run_root
 from refit_runtime.patience import Patience
@@ -61,6 +62,7 @@ class TrainerClient:
         self._pool = ThreadPoolExecutor(1, "refit-seal")
         self._sealing: Future[None] | None = None
 
+    @last_words.fatal()
     def bind(self, source: WeightSource) -> None:
         """Registers with the layout of the live weights; allocates the arena."""
         assert self._source is None, "bind once"
@@ -109,7 +111,8 @@ class TrainerClient:
                 raise
             if created.version is not None or created.skipped:
                 return created.version
-            self._planned = self.planner.planned(created.plan_key)
+            with last_words.fatal(PlanError):
+                self._planned = self.planner.planned(created.plan_key)
         raise PeerUnavailable(f"step {step}: the layouts of the group changed {PLAN_TRIES} times while this rank planned", retry_after=5.0)
 
     def _snapshot(self, version: Version) -> Holding:

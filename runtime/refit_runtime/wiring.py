@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from refit_api.errors import UnsupportedLayout
 
-from refit_runtime import control, generator, trainer
+from refit_runtime import control, generator, last_words, trainer
 from refit_runtime.adapters.catalog import GrpcCatalog
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.digest import Digests
@@ -78,6 +78,7 @@ def _memory_of(kind: str) -> Memory:
 class TrainerClient(trainer.TrainerClient):
     """One trainer rank. `run_id` is read from `REFIT_RUN_ID` or torchrun if it is not given."""
 
+    @last_words.fatal()
     def __init__(self, settings: RuntimeSettings, rank: int, world: int, *, run_id: str | None = None) -> None:
         super().__init__(settings, rank, world, seams_of(settings, settings.run.local_rank), run_id)
 

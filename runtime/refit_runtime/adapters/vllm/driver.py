@@ -14,13 +14,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import structlog
 from refit_api.errors import EngineBusy, PeerUnavailable
 from refit_api.wire import RankReport
 
+from refit_runtime import last_words
 from refit_runtime.adapters.vllm.messages import pack_order, unpack_report
 from refit_runtime.adapters.vllm.pod import Pod, State
 from refit_runtime.ports import CommitOrder, StageOrder
@@ -30,7 +30,6 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.2
 FAILED = 70  # exit status: an internal error, to be restarted
-TERMINATION_LOG = Path("/dev/termination-log")
 
 
 class VllmDriver:
@@ -118,8 +117,7 @@ class VllmDriver:
 
 
 def _end(core: Any, reason: str) -> None:
-    if os.access(TERMINATION_LOG, os.W_OK):
-        TERMINATION_LOG.write_text(f"refit: {reason}\n")
+    last_words.say(reason)
     for process in _processes(core):
         process.kill()
     os._exit(FAILED)

@@ -12,6 +12,7 @@ from typing import Any
 
 from refit_api.errors import EngineMismatch, EngineTooOld
 
+from refit_runtime import last_words
 from refit_runtime.adapters.vllm.settings import allow_plugin
 from refit_runtime.adapters.vllm.target import note_ranks
 from refit_runtime.settings import RuntimeSettings
@@ -23,6 +24,7 @@ MANAGED_SINCE = "0.32"
 _MARK = "__refit__"
 
 
+@last_words.fatal()
 def register() -> None:
     """Idempotent. Raises SpecError for settings that are mounted and wrong, EngineMismatch, EngineTooOld."""
     if not RuntimeSettings.mounted():
@@ -50,6 +52,7 @@ def register() -> None:
 
 def _refitted(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
+    @last_words.fatal()
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(self, *args, **kwargs)
         refuse(config)

@@ -15,6 +15,7 @@ import structlog
 from refit_api.errors import EngineMismatch, RefitError
 from vllm.platforms import current_platform
 
+from refit_runtime import last_words
 from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
 from refit_runtime.adapters.vllm.messages import unpack_order
 from refit_runtime.adapters.vllm.pod import Pod
@@ -46,6 +47,7 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
 
     refit: GeneratorRank
 
+    @last_words.fatal()
     def init_device(self) -> None:
         settings = RuntimeSettings.load()
         rank, world = place(self.vllm_config, self.rank)
@@ -55,6 +57,7 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
         self.refit_reporter = Reporter(self.refit, rank, Pod(settings.pod.uid), news)
         super().init_device()
 
+    @last_words.fatal()
     def load_model(self, **kwargs: Any) -> None:
         """The arena is allocated with it, before the engine measures how much memory is left for its cache."""
         if current_platform.is_cpu():

@@ -1,0 +1,73 @@
+"""Pods that cannot do their part: the error has a name, says what to do, and is where the user looks; nothing is ever installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from refit_api import names
+
+from e2e.fleet import GROUP, Fleet
+from e2e.groups import CONTROL, Object, refit_group
+from e2e.installation import Installation
+
+pytestmark = pytest.mark.story
+WITHOUT_NIXL = "import runpy, sys; sys.modules['nixl'] = None; runpy.run_module('e2e.workloads.custom_engine', run_name='__main__')"
+PORT_IN_USE = (
+    "import runpy, socket; s = socket.create_server(('0.0.0.0', 7451)); runpy.run_module('e2e.workloads.custom_engine', run_name='__main__', alter_sys=True)"
+)
+
+
+@pytest.fixture
+def alone(installation: Installation) -> Iterator[Fleet]:
+    Fleet(installation, "stories-wrong", installation.pods).remove()
+    fleet = Fleet.create(installation, "stories-wrong")
+    yield fleet
+    fleet.remove()
+
+
+def trainer(fleet: Fleet, **environment: str) -> Object:
+    settings = {"TRAINER_ALLOWED": f"{CONTROL}/allowed", "TRAINER_VERSIONS": "10", **environment}
+    return fleet.pods_of.template("trainer", ["python3", "-m", "e2e.workloads.module_trainer"], settings)
+
+
+def wrong_engine(fleet: Fleet, environment: dict[str, str], **container: Any) -> Object:
+    template = fleet.pods_of.custom_engine()
+    main = template["spec"]["containers"][0]
+    main["env"] += [{"name": name, "value": value} for name, value in environment.items()]
+    main.update(container)
+    return template
+
+
+def told(fleet: Fleet, role: str) -> str:
+    """What `kubectl describe` says about how containers of the role ended."""
+    states = [state for pod in fleet.pods(role) for state in pod.get("status", {}).get("containerStatuses", [])]
+    ended = [(state.get(when) or {}).get("terminated") or {} for state in states for when in ("state", "lastState")]
+    return " ".join(end.get("message", "") for end in ended)
+
+
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [
+        ({"command": ["python3", "-c", WITHOUT_NIXL]}, "SpecError: NIXL is not installed"),
+        ({"command": ["python3", "-c", PORT_IN_USE]}, "7451"),
+        ({"resources": {"limits": {"memory": "600Mi"}}, "scale": "18"}, "SpecError: the arena needs"),
+    ],
+    ids=["no NIXL", "port in use", "no space for the arena"],
+)
+def test_an_engine_that_cannot_start_says_why_in_the_status_of_its_group(alone: Fleet, container: Object, said: str) -> None:
+    environment = {"ENGINE_SCALE": container.pop("scale", "1")}
+    alone.kubectl.apply(refit_group(GROUP, alone.namespace, trainer(alone), wrong_engine(alone, environment, **container)))
+    seen = alone.until_condition("Degraded", "True", timeout=120)
+    assert said in seen["message"], (seen, told(alone, names.ROLE_GENERATOR))
+    assert "exit code 1" in seen["message"]
+
+
+def test_an_engine_of_another_model_is_refused_before_anything_moves(alone: Fleet) -> None:
+    alone.kubectl.apply(refit_group(GROUP, alone.namespace, trainer(alone), wrong_engine(alone, {"ENGINE_SCALE": "2"})))
+    alone.allow(1)
+    seen = alone.until_condition("Degraded", "True", timeout=120)
+    assert "model.embed_tokens.weight" in seen["message"], (seen, told(alone, names.ROLE_TRAINER))
+    assert set(alone.serving().values()) == {0}
+    assert [item["status"]["phase"] for item in alone.versions() if item.get("status", {}).get("phase") == "Ready"] == []
