@@ -154,7 +154,7 @@ class Demo:
 
     def show(self) -> None:
         self.title("What happened")
-        self.fleet.until_status("the status counts four generators at the target", lambda status: status["generators"]["atTarget"] == 4)
+        eventually("the newest version's status counts four generators", lambda: self.fleet.versions()[-1]["status"]["adoption"]["installed"] == 4, 60)
         table = Table("version", "trainer step", "bytes", "wire (median)", "stall (median)", "stall (max)", "answers checked")
         for number, seen in self.seen.items():
             wire, stall = sorted(seen.wire), sorted(seen.stall)
