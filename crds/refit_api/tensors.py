@@ -65,10 +65,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a tensor that one rank holds. Where its bytes lie is the `WeightSource`'s affair."""
+    """The part of a tensor that one rank holds. Where its bytes lie is the `WeightSource`'s affair.
+
+    `plus` is added to the live values, before the cast: to norms that a trainer keeps around zero and checkpoints have around one.
+    """
 
     tensor: TensorSpec
     box: Box
+    plus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,11 @@ UID = "00000000-0000-0000-0000-000000000001"
 class Tensors:
     """Source and target in one: arrays by name."""
 
-    def __init__(self, needs: CoordinateNeeds, live: dict[str, torch.Tensor]) -> None:
-        self._needs, self._live = needs, live
+    def __init__(self, needs: CoordinateNeeds, live: dict[str, torch.Tensor], shards: tuple[Shard, ...] = ()) -> None:
+        self._needs, self._live, self._shards = needs, live, RankShards(0, 0, shards)
+
+    def shards(self) -> RankShards:
+        return self._shards
 
     def needs(self) -> CoordinateNeeds:
         return self._needs
@@ -41,7 +44,7 @@ def moved(source: dict[str, torch.Tensor], needs: list[Need], live: dict[str, to
     give, take = made.source(0), made.coordinate("c", "tp0")
     memory = HostMemory()
     out, arena = (memory.allocate(size, torch.device("cpu")) for size in (give.arena_bytes, take.arena_bytes))
-    Snapshot(give, range(len(shards)), Tensors(CoordinateNeeds("", ()), source), out, memory).take()
+    Snapshot(give, range(len(shards)), Tensors(CoordinateNeeds("", ()), source, shards), out, memory).take()
     digests = Digests(UID, 1)
     holding = Holding(1, "k", 0, tuple(made.runs[run] for run in take.offsets), dict(take.offsets))
     for run in holding.runs:

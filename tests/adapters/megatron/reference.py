@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from refit_runtime.adapters.megatron.mesh import Mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from e2e.workloads.megatron_cpu import GPTModel, TransformerConfig, cpu, get_gpt_decoder_block_spec, parallel_state
+from e2e.workloads.megatron_cpu import GPTModel, TransformerConfig, cpu, get_gpt_decoder_block_spec, parallel_state, replaced
 
 PADDED_WORDS = 128
 
@@ -34,6 +34,8 @@ class World:
     vp: int | None = None
     ep: int = 1
     etp: int | None = None
+    cp: int = 1
+    sp: bool = False
 
     def config(self, **model: Any) -> TransformerConfig:
         from megatron.core.transformer import MLATransformerConfig
@@ -52,6 +54,8 @@ class World:
             tensor_model_parallel_size=self.tp,
             pipeline_model_parallel_size=self.pp,
             virtual_pipeline_model_parallel_size=self.vp,
+            context_parallel_size=self.cp,
+            sequence_parallel=self.sp,
             expert_model_parallel_size=self.ep,
             expert_tensor_parallel_size=self.etp,
         )
@@ -98,10 +102,14 @@ class Trainer:
 
 
 def build(world: World, config: TransformerConfig, tied: bool) -> list[Any]:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
     chunks = []
     for stage in [None] if world.vp is None else range(world.vp):
-        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, vp_stage=stage)
-        if config.multi_latent_attention:
+        with norms_of_megatron() if config.normalization == "LayerNorm" else ExitStack():
+            spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, vp_stage=stage)
+            predictions = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=stage) if config.mtp_num_layers else None
+        if config.multi_latent_attention or world.cp > 1:
             without_core_attention(spec)
         chunks.append(
             GPTModel(
@@ -114,13 +122,27 @@ def build(world: World, config: TransformerConfig, tied: bool) -> list[Any]:
                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
                 share_embeddings_and_output_weights=tied,
                 vp_stage=stage,
+                mtp_block_spec=predictions,
             )
         )
     return chunks
 
 
+@contextmanager
+def norms_of_megatron() -> Iterator[None]:
+    """Its own LayerNorm, which knows zero-centred weights and sequence parallelism; only its forward pass needs Apex."""
+    from megatron.core.fusions import fused_layer_norm
+    from megatron.core.models import backends
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    fused_layer_norm.HAVE_FUSED_LAYER_NORM = True
+    norm = fused_layer_norm.FusedLayerNorm
+    with replaced(gpt_layer_specs, LNImpl=norm), replaced(backends, LNImpl=norm):
+        yield
+
+
 def without_core_attention(spec: Any) -> None:
-    """Megatron's own attention kernel knows no latent attention; it holds no tensors either. And without Transformer Engine, say so."""
+    """Megatron's own attention kernel knows neither latent attention nor context parallelism; it holds no tensors. And without Transformer Engine, say so."""
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.identity_op import IdentityOp
 
@@ -139,6 +161,7 @@ def groups(rank: int, world: World) -> Iterator[None]:
                 world.tp,
                 world.pp,
                 world.vp,
+                context_parallel_size=world.cp,
                 expert_model_parallel_size=world.ep,
                 expert_tensor_parallel_size=world.etp,
                 create_gloo_process_groups=False,
@@ -173,27 +196,44 @@ LATENT = {
 }
 
 
+PREDICTION = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "final_layernorm.weight": "shared_head.norm.weight",
+}
+
+
 def checkpoint(whole: Mapping[str, torch.Tensor], config: TransformerConfig, family: str, words: int) -> dict[str, torch.Tensor]:
-    """Whole Megatron tensors in Hugging Face names and shapes."""
+    """Whole Megatron tensors in Hugging Face names, shapes and values."""
     top = {"embedding.word_embeddings.weight": "model.embed_tokens.weight", "output_layer.weight": "lm_head.weight"}
     found = {}
     for key, tensor in whole.items():
         layer = re.fullmatch(r"decoder\.layers\.(\d+)\.(.*)", key)
+        prediction = re.fullmatch(r"mtp\.layers\.(\d+)\.(.*)", key)
         if key in top:
             found[top[key]] = tensor[:words]
-        elif key == "decoder.final_layernorm.weight":
-            found["model.norm.weight"] = tensor
+        elif key.startswith("decoder.final_layernorm."):
+            found[key.replace("decoder.final_layernorm", "model.norm")] = tensor
+        elif prediction is not None:
+            number, inside = config.num_layers + int(prediction[1]), prediction[2]
+            parts = [(PREDICTION[inside], tensor)] if inside in PREDICTION else layer_tensors(inside.removeprefix("transformer_layer."), tensor, config, family)
+            found |= {f"model.layers.{number}.{name}": part for name, part in parts}
+            found |= {f"model.layers.{number}.embed_tokens.weight": whole["embedding.word_embeddings.weight"][:words]}
+            found |= {f"model.layers.{number}.shared_head.head.weight": whole["output_layer.weight"][:words]}
         else:
             assert layer is not None, key
-            for name, part in layer_tensors(layer[2], tensor, config, family):
-                found[f"model.layers.{layer[1]}.{name}"] = part
+            found |= {f"model.layers.{layer[1]}.{name}": part for name, part in layer_tensors(layer[2], tensor, config, family)}
+    if config.layernorm_zero_centered_gamma and family != "gemma":
+        found = {name: (1 + tensor.float()).to(tensor.dtype) if name.endswith("norm.weight") else tensor for name, tensor in found.items()}
     return found
 
 
 def layer_tensors(key: str, tensor: torch.Tensor, config: TransformerConfig, family: str) -> Iterator[tuple[str, torch.Tensor]]:
     names = ATTENTION | LATENT if config.multi_latent_attention else ATTENTION
+    names |= {key[:-6] + "bias": name[:-6] + "bias" for key, name in names.items() if key.endswith("weight")}
     mixtral = family == "mixtral"
-    if key.startswith("self_attention.linear_qkv.") and not key.endswith("layer_norm_weight"):
+    if key.startswith("self_attention.linear_qkv.") and "layer_norm" not in key:
         groups, width = config.num_query_groups, config.kv_channels
         fused = tensor.reshape(groups, -1, width, *tensor.shape[1:])
         for letter, part in (("q", fused[:, :-2]), ("k", fused[:, -2]), ("v", fused[:, -1])):
@@ -219,4 +259,4 @@ def layer_tensors(key: str, tensor: torch.Tensor, config: TransformerConfig, fam
 
 
 def shared(family: str) -> str:
-    return "mlp.shared_experts" if family.startswith("deepseek") else "mlp.shared_expert"
+    return "mlp.shared_expert" if family.startswith("qwen") else "mlp.shared_experts"

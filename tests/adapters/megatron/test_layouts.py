@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, whole
+from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, whole
+from refit_runtime.adapters.host_memory import HostMemory
 from refit_runtime.adapters.megatron.source import MegatronSource
 from refit_runtime.plan.plan import plan
-from refit_runtime.snapshot import typed
+from refit_runtime.snapshot import Snapshot, typed
 
 from tests.adapters.megatron.reference import PADDED_WORDS, Trainer, World, checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:megatron.*")  # notes about deprecated defaults and absent CUDA extensions
 
 WORDS = 100
-Offered = list[tuple[RankShards, list[torch.Tensor]]]
+Offered = list[MegatronSource]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ DEEPSEEK = {
     "multi_latent_attention": True, "kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 6, "qk_layernorm": True,
     "rope_type": "rope", "moe_layer_freq": [0, 1], "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "q_lora_rank": 12,
 }  # fmt: skip
+LAYER_NORM = {"normalization": "LayerNorm"}
+AROUND_ZERO = {"layernorm_zero_centered_gamma": True}
 
 CASES = {
     "one rank": Case("llama", World()),
@@ -45,18 +49,30 @@ CASES = {
     "tied embeddings": Case("qwen2", World(2, tp=2), {"add_qkv_bias": True}, tied=True),
     "query and key norms": Case("qwen3", World(2, tp=2), {"qk_layernorm": True, "kv_channels": 16}),
     "pipeline stages": Case("llama", World(4, tp=2, pp=2), {"num_layers": 4}),
+    "virtual stages": Case("llama", World(4, tp=2, pp=2, vp=2), {"num_layers": 8}),
     "virtual stages and tied embeddings on two stages": Case("qwen2", World(4, tp=2, pp=2, vp=2), {"num_layers": 4, "add_qkv_bias": True}, tied=True),
     "uneven stages": Case("llama", World(2, pp=2), {"num_layers": 3, "num_layers_in_first_pipeline_stage": 1}),
     "data-parallel replicas": Case("llama", World(4, tp=2)),
+    "context-parallel replicas": Case("llama", World(4, tp=2, cp=2)),
+    "context-parallel and data-parallel replicas": Case("llama", World(4, cp=2)),
+    "sequence parallel": Case("qwen3", World(2, tp=2, sp=True), {"qk_layernorm": True, **LAYER_NORM}),
+    "norms around zero": Case("qwen3", World(2, tp=2), {"qk_layernorm": True, **LAYER_NORM, **AROUND_ZERO}),
+    "norms around zero in trainer and engine": Case("gemma", World(2, tp=2), {"kv_channels": 16, **LAYER_NORM, **AROUND_ZERO}, tied=True),
     "experts on every rank": Case("qwen3_moe", World(2, tp=2), QWEN_MOE),
     "experts spread over ranks": Case("qwen3_moe", World(4, ep=4), QWEN_MOE),
     "experts spread and cut": Case("mixtral", World(4, tp=2, ep=2, etp=2), {**QWEN_MOE, "qk_layernorm": False}),
     "experts spread and not cut": Case("qwen3_moe", World(4, tp=2, ep=2, etp=1), QWEN_MOE),
+    "experts cut where dense tensors are not": Case("qwen3_moe", World(4, ep=2, etp=2), QWEN_MOE),
+    "experts in replicas": Case("qwen3_moe", World(8, tp=2, ep=2, etp=2), QWEN_MOE),
+    "experts with context-parallel replicas": Case("qwen3_moe", World(4, cp=2, ep=2), QWEN_MOE),
+    "experts on virtual stages": Case("qwen3_moe", World(4, pp=2, vp=2, ep=2), {**QWEN_MOE, "num_layers": 4}),
     "experts on two stages": Case("qwen3_moe", World(8, tp=2, pp=2, ep=2, etp=1), QWEN_MOE),
     "a gated shared expert": Case(
         "qwen2_moe", World(2, tp=2, ep=2, etp=1), {**QWEN_MOE, **SHARED, "qk_layernorm": False, "moe_shared_expert_gate": True, "add_qkv_bias": True}
     ),
     "latent attention": Case("deepseek_v3", World(2, tp=2), {**QWEN_MOE, **SHARED, **DEEPSEEK}),
+    "predictions of several tokens": Case("glm4_moe", World(2, tp=2), {**QWEN_MOE, **SHARED, "moe_layer_freq": [0, 1], "mtp_num_layers": 2}),
+    "predictions of several tokens on the last of two stages": Case("deepseek_v3", World(2, pp=2), {**QWEN_MOE, **SHARED, **DEEPSEEK, "mtp_num_layers": 1}),
     "latent attention without a query bottleneck": Case("deepseek_v2", World(2, tp=2, ep=2, etp=1), {**QWEN_MOE, **SHARED, **DEEPSEEK, "q_lora_rank": None}),
 }
 
@@ -68,10 +84,11 @@ def test_the_ranks_hold_the_checkpoint(case: Case) -> None:
     offered: Offered = []
     for rank in trainer.ranks(config):
         source = MegatronSource(rank.chunks, rank.mesh, case.family, WORDS)
-        facts = source.shards()
-        views = [source.view(index).clone() for index in range(len(facts.shards))]
-        assert sum(view.numel() for view in views) == tensors_of(rank.chunks) - padding_of(rank.chunks, rank.mesh.tp.rank), "every element once"
-        offered.append((facts, views))
+        shards = source.shards().shards
+        once = [index for index, shard in enumerate(shards) if not re.search(r"layers\..*(embed_tokens|shared_head\.head)", shard.tensor.name)]
+        elements = sum(source.view(index).numel() for index in once)
+        assert elements == tensors_of(rank.chunks) - padding_of(rank.chunks, rank.mesh.tp.rank), "every element once"
+        offered.append(source)
     expected = checkpoint(trainer.whole, config, case.family, WORDS)
     assert_equal(assemble(offered), expected)
     for halves in (1, 2):
@@ -95,9 +112,10 @@ def assemble(offered: Offered) -> dict[str, torch.Tensor]:
     """Whole tensors from boxes; boxes of different ranks are equal, with equal bytes, or disjoint."""
     boxes: dict[str, dict[Box, torch.Tensor]] = {}
     shapes = {}
-    for facts, views in offered:
-        for shard, view in zip(facts.shards, views, strict=True):
-            name = shard.tensor.name
+    for source in offered:
+        for index, shard in enumerate(source.shards().shards):
+            name, view = shard.tensor.name, source.view(index)
+            view = (view.float() + shard.plus).to(view.dtype) if shard.plus else view
             assert shapes.setdefault(name, (shard.tensor.shape, shard.tensor.dtype)) == (shard.tensor.shape, shard.tensor.dtype)
             assert torch.equal(boxes.setdefault(name, {}).setdefault(shard.box, view), view), f"{name} {shard.box} differs between ranks"
     return {name: place(shapes[name][0], parts) for name, parts in boxes.items()}
@@ -123,14 +141,13 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def refitted(offered: Offered, expected: dict[str, torch.Tensor], ranks: int) -> Iterator[dict[str, torch.Tensor]]:
     """The checkpoint as an engine of so many ranks gets it, each with its part of the rows; once from the first and once from the last owners."""
     coordinates = [CoordinateNeeds(f"tp{rank}", tuple(rows_of(name, tensor, rank, ranks) for name, tensor in expected.items())) for rank in range(ranks)]
-    made = plan([facts for facts, _ in offered], {"engine": coordinates}, redundancy=2)
-    sources = {facts.rank: made.source(facts.rank) for facts, _ in offered}
+    made = plan([source.shards() for source in offered], {"engine": coordinates}, redundancy=2)
+    sources = {source.shards().rank: made.source(source.shards().rank) for source in offered}
     arenas = {}
-    for facts, views in offered:
+    for source in offered:
+        facts = source.shards()
         arena = arenas[facts.rank] = torch.zeros(sources[facts.rank].arena_bytes, dtype=torch.uint8)
-        for copy in sources[facts.rank].copies:
-            part = views[copy.shard][as_slices(copy.box)]
-            typed(arena[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, tuple(part.shape)).copy_(part)
+        Snapshot(sources[facts.rank], range(len(facts.shards)), source, arena, HostMemory()).take()
     for owner in (0, -1):
         found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
         for coordinate in coordinates:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:megatron.*")
 
 MEGATRON, ENGINE = "megatron.core.extensions.transformer_engine", "transformer_engine.pytorch"
 DENSE: dict[str, Any] = {"add_qkv_bias": True}
+AROUND_ZERO: dict[str, Any] = {"add_qkv_bias": True, "normalization": "LayerNorm", "layernorm_zero_centered_gamma": True}
 MIXTURE: dict[str, Any] = {"num_moe_experts": 4, "moe_ffn_hidden_size": 24, "moe_router_topk": 2, "qk_layernorm": True}
 
 
@@ -31,13 +32,16 @@ def of_type(name: str, host: str, **attributes: Any) -> nn.Module:
 
 
 def linear_with_norm(linear: Any, norm: Any) -> nn.Module:
-    found = of_type("TELayerNormColumnParallelLinear", MEGATRON, weight=linear.weight, layer_norm_weight=norm.weight, config=linear.config)
+    found = of_type("TELayerNormColumnParallelLinear", MEGATRON, weight=linear.weight, config=linear.config)
     found.bias = linear.bias if linear.bias is not None else torch.Tensor()  # as Transformer Engine leaves it
+    found.zero_centered_gamma = getattr(norm, "zero_centered_gamma", False)
+    for name, parameter in norm.named_parameters():
+        found.register_parameter(f"layer_norm_{name}", parameter)
     return found
 
 
 def engine_norm(norm: Any) -> nn.Module:
-    return of_type("RMSNorm", ENGINE, weight=norm.weight)
+    return of_type("RMSNorm", ENGINE, zero_centered_gamma=getattr(norm, "zero_centered_gamma", False), **dict(norm.named_parameters()))
 
 
 def with_engine_linears(chunk: Any) -> Any:
@@ -93,6 +97,7 @@ def wrapped(chunk: Any) -> Any:
 
 ARRANGED: dict[str, tuple[str, World, dict[str, Any], Callable[[Any], Any]]] = {
     "norms in the linears that follow": ("qwen2", World(2, tp=2), DENSE, with_engine_linears),
+    "norms around zero in the linears that follow": ("qwen2", World(2, tp=2), AROUND_ZERO, with_engine_linears),
     "norms before experts stay": ("qwen3_moe", World(4, tp=2, ep=2, etp=2), MIXTURE, with_engine_linears),
     "experts as grouped linears": ("qwen3_moe", World(4, tp=2, ep=2, etp=2), MIXTURE, with_grouped_linears),
     "experts as two tensors": ("qwen3_moe", World(4, tp=2, ep=2, etp=2), MIXTURE, with_grouped_weights),

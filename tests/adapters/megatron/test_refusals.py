@@ -10,7 +10,7 @@ import pytest
 import torch
 from refit_api.errors import ShapeMismatch, UnsupportedLayout
 from refit_runtime.adapters.megatron.mesh import Axis, Mesh
-from refit_runtime.adapters.megatron.names import FAMILIES, Slot, family
+from refit_runtime.adapters.megatron.names import FAMILIES, Family, Slot, family
 from refit_runtime.adapters.megatron.source import MegatronSource
 
 from tests.adapters.megatron.reference import Rank, Trainer, World
@@ -95,7 +95,10 @@ SPOILED: dict[str, tuple[Callable[[Rank], None], tuple[str, ...]]] = {
     "another interleave": (interleave, ("decoder.layers.0.self_attention.linear_qkv.weight", "partition_stride 3")),
     "another shape": (shrink, ("decoder.layers.0.mlp.linear_fc2.weight", "(32, 31)", "(32, 32)")),
     "a dtype that nobody sends": (complex_weight, ("decoder.layers.0.mlp.linear_fc2.weight", "complex64")),
-    "norms around zero": (flag("layernorm_zero_centered_gamma"), ("layernorm_zero_centered_gamma", "around zero")),
+    "norms that do not add what the flag says": (
+        flag("layernorm_zero_centered_gamma"),
+        ("decoder.layers.0.input_layernorm.weight", "RMSNorm", "layernorm_zero_centered_gamma"),
+    ),
     "gates in the fused projection": (flag("attention_output_gate"), ("decoder.layers.0.self_attention", "attention_output_gate")),
     "rotation by pairs": (flag("rotary_interleaved"), ("decoder.layers.0.self_attention", "rotary_interleaved")),
     "the same layers twice": (two_of_a_kind, ("model[1].embedding.word_embeddings.weight", "model[0].embedding", "model.embed_tokens.weight")),
@@ -113,14 +116,20 @@ def test_a_model_we_cannot_name_is_refused(spoil: Callable[[Rank], None], words:
         assert word in refusal.value.message
 
 
+def llama_with(slot: Slot, stem: str) -> Family:
+    return Family({**FAMILIES["llama"].names, slot: stem})
+
+
 REFUSED: dict[str, tuple[dict[str, Any], Any, int, tuple[str, ...]]] = {
     "query norms in a family without": ({"qk_layernorm": True}, "llama", 100, ("q_layernorm", "query norm", "none")),
     "experts in a family without": (EXPERTS, "llama", 100, ("decoder.layers.0.mlp.router", "router")),
-    "one name for two halves": ({}, {**FAMILIES["llama"], Slot.FC1: "h.{layer}.fc1"}, 100, ("linear_fc1", "h.{layer}.fc1", "2")),
-    "one name for two tensors": ({}, {**FAMILIES["llama"], Slot.FINAL_NORM: "lm_head"}, 100, ("output_layer.weight", "decoder.final_layernorm.weight")),
+    "one name for two halves": ({}, llama_with(Slot.FC1, "h.{layer}.fc1"), 100, ("linear_fc1", "h.{layer}.fc1", "2")),
+    "one name for two tensors": ({}, llama_with(Slot.FINAL_NORM, "lm_head"), 100, ("output_layer.weight", "decoder.final_layernorm.weight")),
+    "predictions of several tokens in a family without": ({"mtp_num_layers": 1}, "llama", 100, ("mtp.layers.0.enorm.weight", "multi-token prediction")),
+    "sinks of attention": ({"softmax_type": "learnable"}, "llama", 100, ("decoder.layers.0.self_attention.core_attention", "softmax_offset")),
     "more words than rows": ({}, "llama", 129, ("129", "128")),
     "no such family": ({}, "palm", 100, ("palm", "llama", "mapping")),
-    "biases everywhere": ({"add_bias_linear": True}, {Slot.EMBEDDING: "e"}, 100, ("none",)),
+    "biases everywhere": ({"add_bias_linear": True}, Family({Slot.EMBEDDING: "e"}), 100, ("none",)),
 }
 
 
@@ -163,6 +172,8 @@ def test_a_shape_that_changes_after_the_binding_is_never_read_at_the_old_box() -
 
 
 def test_families_are_named_after_the_model_type_of_checkpoints() -> None:
-    assert sorted(FAMILIES) == ["deepseek_v2", "deepseek_v3", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"]
-    assert family("qwen3")[Slot.Q_NORM] == "model.layers.{layer}.self_attn.q_norm"
+    assert sorted(FAMILIES) == [
+        "deepseek_v2", "deepseek_v3", "gemma", "glm4_moe", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"
+    ]  # fmt: skip
+    assert family("qwen3").names[Slot.Q_NORM] == "model.layers.{layer}.self_attn.q_norm"
     assert Mesh(rank=3).tp == Axis(0, 1)

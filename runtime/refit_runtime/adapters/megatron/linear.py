@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from refit_api.errors import UnsupportedLayout
 from refit_api.tensors import Shape
 
 from refit_runtime.adapters.megatron.layout import Halves, Heads, Layout
@@ -42,6 +43,7 @@ class Leaf:
     module: Any
     attribute: str
     lens: Callable[[torch.Tensor], torch.Tensor] | None = None
+    around_zero: bool | None = None  # of a norm's weight: whether its module adds 1 to it
 
     def held(self) -> Any:
         """The parameter or buffer itself: its identity tells what has been accounted for."""
@@ -93,22 +95,34 @@ def linear(at: At, name: str, slot: Slot, shape: Shape, axis: Axis, rows: Heads 
     if present(child.module, "bias"):
         yield child.leaf("bias", slot, bias_of(layout), "bias")
     if present(child.module, "layer_norm_weight") and slot in FUSED_NORM:
-        yield from carried_norm(child, FUSED_NORM[slot], shape[1:])
-
-
-def carried_norm(at: At, slot: Slot, shape: Shape) -> Iterator[Leaf]:
-    yield at.leaf("layer_norm_weight", slot, Layout(shape))
-    if present(at.module, "layer_norm_bias"):
-        yield at.leaf("layer_norm_bias", slot, Layout(shape), "bias")
+        yield from norm_tensors(child, FUSED_NORM[slot], Layout(shape[1:]), at.module.config, "layer_norm_")
 
 
 def norm(at: At, name: str, slot: Slot, width: int) -> Iterator[Leaf]:
     child = at.child(name)
-    if child is None or kind_of(child.module) not in NORM:
-        return
+    if child is not None and kind_of(child.module) in NORM:
+        yield from norm_tensors(child, slot, Layout((width,)), at.module.config)
+
+
+def norm_tensors(at: At, slot: Slot, layout: Layout, config: Any, prefix: str = "") -> Iterator[Leaf]:
+    """Whether a norm adds 1 to its weight is the module's own affair; Megatron's flag must say the same."""
     for kind in ("weight", "bias"):
-        if present(child.module, kind):
-            yield child.leaf(kind, slot, Layout((width,)), kind)
+        if present(at.module, prefix + kind):
+            leaf = at.leaf(prefix + kind, slot, layout, kind)
+            yield replace(leaf, around_zero=adds_one(leaf, config)) if kind == "weight" else leaf
+
+
+def adds_one(leaf: Leaf, config: Any) -> bool:
+    own, flag = bool(getattr(leaf.module, "zero_centered_gamma", False)), bool(config.layernorm_zero_centered_gamma)
+    if own != flag:
+        raise UnsupportedLayout(
+            f"{leaf.path} ({type(leaf.module).__name__}): the module's zero_centered_gamma is {own} and config.layernorm_zero_centered_gamma is {flag}: "
+            "whether it lies around zero or around one is not known; make them agree",
+            tensor=leaf.path,
+            seen=own,
+            expected=flag,
+        )
+    return own
 
 
 def cut(module: Any, shape: Shape, axis: Axis, rows: Heads | Halves | None) -> Layout | None:

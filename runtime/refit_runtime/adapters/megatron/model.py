@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +31,6 @@ def leaves(chunk: Any, mesh: Mesh, vocabulary: int, name: str = "") -> tuple[Lea
     """`vocabulary` is the checkpoint's number of words; Megatron pads it. `name` tells chunks apart. Raises UnsupportedLayout."""
     gpt = unwrapped(chunk)
     mesh.check(gpt.config)
-    if gpt.config.layernorm_zero_centered_gamma:
-        raise UnsupportedLayout(
-            "config.layernorm_zero_centered_gamma is on: norm weights are stored around zero, checkpoints expect them around one; train with it off",
-            module="decoder.final_layernorm",
-            tensor="weight",
-        )
     found = tuple(walk(At(gpt, name, mesh), vocabulary))
     for leaf in found:
         check(leaf)
@@ -47,21 +41,40 @@ def leaves(chunk: Any, mesh: Mesh, vocabulary: int, name: str = "") -> tuple[Lea
 def walk(at: At, vocabulary: int) -> Iterator[Leaf]:
     gpt = at.module
     words = Layout((gpt.vocab_size, gpt.config.hidden_size), 0, at.mesh.tp, Words(vocabulary))
-    embedding = at.child("embedding")
-    table = embedding.child("word_embeddings") if embedding is not None else None
-    if table is not None and kind_of(table.module) == "VocabParallelEmbedding":
-        yield table.leaf("weight", Slot.EMBEDDING, words)
+    inputs = at.child("embedding")
+    table = inputs.child("word_embeddings") if inputs is not None else None
+    embedding = [] if table is None or kind_of(table.module) != "VocabParallelEmbedding" else [table.leaf("weight", Slot.EMBEDDING, words)]
+    yield from embedding
     decoder = at.child("decoder")
     if decoder is not None and derives(decoder.module, "TransformerBlock"):
         for index, layer in enumerate(decoder.module.layers):
             if derives(layer, "TransformerLayer"):
                 yield from transformer_layer(replace(decoder, module=layer, path=f"{decoder.path}.layers.{index}", layer=layer.layer_number - 1))
         yield from norm(decoder, "final_layernorm", Slot.FINAL_NORM, gpt.config.hidden_size)
-    head = at.child("output_layer")
-    if head is not None:
-        slot = Slot.EMBEDDING if gpt.share_embeddings_and_output_weights else Slot.OUTPUT
-        for leaf in linear(at, "output_layer", slot, words.shape, at.mesh.tp):
-            yield replace(leaf, layout=replace(leaf.layout, rows=words.rows))
+    slot = Slot.EMBEDDING if gpt.share_embeddings_and_output_weights else Slot.OUTPUT
+    head = [replace(leaf, layout=words) for leaf in linear(at, "output_layer", slot, words.shape, at.mesh.tp)]
+    yield from head
+    predictions = at.child("mtp")
+    if predictions is not None and derives(predictions.module, "MultiTokenPredictionBlock"):
+        yield from multi_token_predictions(predictions, embedding, head)
+
+
+def multi_token_predictions(at: At, embedding: Sequence[Leaf], head: Sequence[Leaf]) -> Iterator[Leaf]:
+    """Layers after the last one, each with the model's own embedding and head: a draft engine asks for those by the layer's names."""
+    config = at.module.config
+    for index, module in enumerate(at.module.layers):
+        if not derives(module, "MultiTokenPredictionLayer"):
+            continue
+        layer = replace(at, module=module, path=f"{at.path}.layers.{index}", layer=config.num_layers + module.layer_number - 1)
+        yield from norm(layer, "enorm", Slot.MTP_EMBEDDING_NORM, config.hidden_size)
+        yield from norm(layer, "hnorm", Slot.MTP_HIDDEN_NORM, config.hidden_size)
+        yield from linear(layer, "eh_proj", Slot.MTP_PROJECTION, (config.hidden_size, 2 * config.hidden_size), at.mesh.tp)
+        inner = layer.child("transformer_layer")
+        if inner is not None and derives(inner.module, "TransformerLayer"):
+            yield from transformer_layer(inner)
+        yield from norm(layer, "final_layernorm", Slot.MTP_FINAL_NORM, config.hidden_size)
+        for shared, slot in ((embedding, Slot.MTP_EMBEDDING), (head or embedding, Slot.MTP_OUTPUT)):
+            yield from (replace(leaf, slot=slot, layer=layer.layer) for leaf in shared)
 
 
 def transformer_layer(at: At) -> Iterator[Leaf]:

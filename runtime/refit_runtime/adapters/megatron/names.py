@@ -1,12 +1,13 @@
 """What the tensors of a Megatron model are called in checkpoints: one table per model family, chosen by name, never by looks.
 
-A name is a stem: the walk appends `.weight` or `.bias`. `{layer}` is the global layer number from 0, `{expert}` the global expert id.
+A name is a stem: `.weight` or `.bias` is appended. `{layer}` is the global layer number from 0, `{expert}` the global expert id.
 Fused tensors have one stem for each part, in the order of memory. A family without a name for a slot refuses models that fill it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from refit_api.errors import UnsupportedLayout
@@ -40,9 +41,24 @@ class Slot(str, Enum):
     SHARED_FC1 = "shared expert fc1"
     SHARED_FC2 = "shared expert fc2"
     SHARED_GATE = "shared expert gate"
+    MTP_EMBEDDING = "multi-token prediction embedding"  # the model's own, under the name that a draft engine asks for
+    MTP_EMBEDDING_NORM = "multi-token prediction embedding norm"
+    MTP_HIDDEN_NORM = "multi-token prediction hidden norm"
+    MTP_PROJECTION = "multi-token prediction projection"
+    MTP_FINAL_NORM = "multi-token prediction final norm"
+    MTP_OUTPUT = "multi-token prediction output"  # the model's own, too
 
 
 Names = Mapping[Slot, str | tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`norms_around_zero`: its checkpoints, and so its engines, keep what a norm adds to 1."""
+
+    names: Names
+    norms_around_zero: bool = False
+
 
 _LAYER = "model.layers.{layer}"
 
@@ -76,7 +92,7 @@ _MIXTRAL: dict[Slot, str | tuple[str, ...]] = {
     Slot.EXPERT_FC1: (f"{_LAYER}.block_sparse_moe.experts.{{expert}}.w1", f"{_LAYER}.block_sparse_moe.experts.{{expert}}.w3"),
     Slot.EXPERT_FC2: f"{_LAYER}.block_sparse_moe.experts.{{expert}}.w2",
 }
-_DEEPSEEK: dict[Slot, str | tuple[str, ...]] = {
+_LATENT: dict[Slot, str | tuple[str, ...]] = {
     Slot.MLA_Q: f"{_LAYER}.self_attn.q_proj",
     Slot.MLA_Q_DOWN: f"{_LAYER}.self_attn.q_a_proj",
     Slot.MLA_Q_NORM: f"{_LAYER}.self_attn.q_a_layernorm",
@@ -84,26 +100,39 @@ _DEEPSEEK: dict[Slot, str | tuple[str, ...]] = {
     Slot.MLA_KV_DOWN: f"{_LAYER}.self_attn.kv_a_proj_with_mqa",
     Slot.MLA_KV_NORM: f"{_LAYER}.self_attn.kv_a_layernorm",
     Slot.MLA_KV_UP: f"{_LAYER}.self_attn.kv_b_proj",
+}
+_SIGMOID_EXPERTS: dict[Slot, str | tuple[str, ...]] = {
     Slot.ROUTER_CORRECTION: f"{_LAYER}.mlp.gate.e_score_correction_bias",
     Slot.SHARED_FC1: (f"{_LAYER}.mlp.shared_experts.gate_proj", f"{_LAYER}.mlp.shared_experts.up_proj"),
     Slot.SHARED_FC2: f"{_LAYER}.mlp.shared_experts.down_proj",
 }
+_MTP: dict[Slot, str | tuple[str, ...]] = {
+    Slot.MTP_EMBEDDING: f"{_LAYER}.embed_tokens",
+    Slot.MTP_EMBEDDING_NORM: f"{_LAYER}.enorm",
+    Slot.MTP_HIDDEN_NORM: f"{_LAYER}.hnorm",
+    Slot.MTP_PROJECTION: f"{_LAYER}.eh_proj",
+    Slot.MTP_FINAL_NORM: f"{_LAYER}.shared_head.norm",
+    Slot.MTP_OUTPUT: f"{_LAYER}.shared_head.head",
+}
 
-FAMILIES: Mapping[str, Names] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA | _MIXTRAL,
-    "qwen2": _LLAMA,
-    "qwen2_moe": _LLAMA | _EXPERTS | _SHARED_EXPERT,
-    "qwen3": _LLAMA | _QK_NORMS,
-    "qwen3_moe": _LLAMA | _QK_NORMS | _EXPERTS,
-    "deepseek_v2": _LLAMA | _EXPERTS | _DEEPSEEK,
-    "deepseek_v3": _LLAMA | _EXPERTS | _DEEPSEEK,
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(_LLAMA),
+    "mistral": Family(_LLAMA),
+    "mixtral": Family(_LLAMA | _MIXTRAL),
+    "gemma": Family(_LLAMA, norms_around_zero=True),
+    "qwen2": Family(_LLAMA),
+    "qwen2_moe": Family(_LLAMA | _EXPERTS | _SHARED_EXPERT),
+    "qwen3": Family(_LLAMA | _QK_NORMS),
+    "qwen3_moe": Family(_LLAMA | _QK_NORMS | _EXPERTS),
+    "glm4_moe": Family(_LLAMA | _QK_NORMS | _EXPERTS | _SIGMOID_EXPERTS | _MTP),
+    "deepseek_v2": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT),
+    "deepseek_v3": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT | _MTP),
+    "kimi_k2": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT),
 }
 """By the `model_type` of the checkpoint's config.json."""
 
 
-def family(model_type: str) -> Names:
+def family(model_type: str) -> Family:
     """Raises UnsupportedLayout for a family without a table."""
     try:
         return FAMILIES[model_type]

@@ -2,6 +2,7 @@
 
 Parameters are looked up again for every view, for Megatron moves `parameter.data` when it builds gradient and optimizer buffers.
 With a distributed optimizer that gathers parameters during the next forward pass, gather them (`start_param_sync`) before publishing.
+Norms are published as the family's checkpoints have them: around one, or around zero.
 A tied output on the embedding's stage is the same memory and adds nothing; on another stage it is an equal copy.
 """
 
@@ -17,7 +18,7 @@ from refit_api.tensors import Box, Dtype, RankShards, Shard, TensorSpec
 from refit_runtime.adapters.megatron.linear import Leaf
 from refit_runtime.adapters.megatron.mesh import Mesh
 from refit_runtime.adapters.megatron.model import leaves
-from refit_runtime.adapters.megatron.names import Names, family
+from refit_runtime.adapters.megatron.names import Family, family
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +34,12 @@ class Held:
 
 
 class MegatronSource:
-    """`chunks` are the rank's model, or its virtual stages. `names` is a family (`model_type` of config.json) or a mapping.
+    """`chunks` are the rank's model, or its virtual stages. `names`: what tensors are called, by a known family's name (`model_type` of config.json) or given.
 
     `vocabulary` is the checkpoint's number of words. `dtype` is what parameters are published in, if not their own; buffers keep theirs.
     """
 
-    def __init__(self, chunks: Sequence[Any], mesh: Mesh, names: str | Names, vocabulary: int, dtype: Dtype | None = None) -> None:
+    def __init__(self, chunks: Sequence[Any], mesh: Mesh, names: str | Family, vocabulary: int, dtype: Dtype | None = None) -> None:
         table = family(names) if isinstance(names, str) else names
         found = (leaves(chunk, mesh, vocabulary, f"model[{index}]" if len(chunks) > 1 else "") for index, chunk in enumerate(chunks))
         self._held = tuple(held for of_chunk in found for leaf in of_chunk for held in shards_of(leaf, table, dtype))
@@ -59,16 +60,17 @@ class MegatronSource:
         return memory[tuple(slice(lo, hi) for lo, hi in held.part)]
 
 
-def shards_of(leaf: Leaf, names: Names, dtype: Dtype | None) -> Iterator[Held]:
+def shards_of(leaf: Leaf, names: Family, dtype: Dtype | None) -> Iterator[Held]:
     tensors, own = tensor_names(leaf, names), dtype_of(leaf)
     published = dtype if dtype is not None and leaf.attribute in leaf.module._parameters else own
+    plus = 0.0 if leaf.around_zero is None else float(leaf.around_zero) - float(names.norms_around_zero)
     for piece in leaf.layout.pieces(tensors):
-        yield Held(Shard(TensorSpec(piece.tensor, published, piece.shape), piece.box), leaf, piece.local)
+        yield Held(Shard(TensorSpec(piece.tensor, published, piece.shape), piece.box, plus), leaf, piece.local)
 
 
-def tensor_names(leaf: Leaf, names: Names) -> tuple[str, ...]:
+def tensor_names(leaf: Leaf, family: Family) -> tuple[str, ...]:
     """The checkpoint tensors that a leaf is made of. Raises UnsupportedLayout where the table has none, or another number of them."""
-    stems = names.get(leaf.slot, ())
+    stems = family.names.get(leaf.slot, ())
     stems = (stems,) if isinstance(stems, str) else stems
     wanted = leaf.layout.parts
     if len(stems) != wanted:
