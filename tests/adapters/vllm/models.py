@@ -31,6 +31,7 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MLA = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4}
 DEEPSEEK = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc"}
 
+# fmt: off
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "llama, tied": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True},
@@ -40,11 +41,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3 (q and k norms)": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
     "qwen3 moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "decoder_sparse_step": 1, **EXPERTS},
     "mixtral": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek v2 (no query bottleneck)": {
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], **EXPERTS, **MLA, **DEEPSEEK,
+        "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax",
+    },
     "deepseek v3 (mla, shared expert)": {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], **EXPERTS, **MLA, **DEEPSEEK},
     "gemma": {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"},
+    "gemma3": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"},
+    "gpt-oss (transposed experts, sinks)": {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True,
+        "num_key_value_heads": 4, "intermediate_size": 128, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "llama4 (stacked experts)": {
+        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 96, "interleave_moe_layer_step": 1,
+    },
+    "qwen3-next (linear attention, gated shared expert)": {
+        "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_experts": 4, "shared_expert_intermediate_size": 64, **EXPERTS,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4,
+    },
+    "olmo2 (norms cut by rank)": {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]},
     "phi3 (fused qkv on disk)": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0},
 }
+# fmt: on
+EXPERT_FAMILIES = tuple(family for family, facts in FAMILIES.items() if any("expert" in fact for fact in facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +125,17 @@ def built(config: Any, rank: Rank, device: str) -> torch.nn.Module:
     config.compilation_config.static_forward_context.clear()
     with faked(rank), set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device(device):
         return initialize_model(vllm_config=config)
+
+
+def load(model: Any, config: Any, rank: Rank, tensors: dict[str, torch.Tensor]) -> None:
+    """The model's own loader, in the engine's surroundings."""
+    with loading(config, rank), torch.no_grad():
+        model.load_weights((name, tensor.clone()) for name, tensor in tensors.items())  # some loaders write into what they get
+
+
+@contextmanager
+def loading(config: Any, rank: Rank) -> Iterator[None]:
+    from vllm.config import set_current_vllm_config
+
+    with faked(rank), set_current_vllm_config(config):
+        yield

@@ -11,11 +11,10 @@ from refit_api.tensors import Dtype, Need, TensorSpec
 from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
 from refit_runtime.adapters.vllm.recorder import Recording, live_tensors, record
 
-from tests.adapters.vllm.models import FAMILIES, Rank, built, directory, engine_config, faked
+from tests.adapters.vllm.models import EXPERT_FAMILIES, FAMILIES, Rank, built, directory, engine_config, load, loading
 
-TP = [Rank(0, 1), Rank(1, 2), Rank(3, 4)]
-EXPERTS = ("qwen3 moe", "mixtral", "deepseek v3 (mla, shared expert)")
-ROWS = [(family, rank) for family in FAMILIES for rank in TP] + [(family, Rank(1, 2, experts=True)) for family in EXPERTS]
+TP = [Rank(0, 1), Rank(0, 2), Rank(3, 4)]
+ROWS = [(family, rank) for family in FAMILIES for rank in TP] + [(family, Rank(size - 1, size, experts=True)) for family in EXPERT_FAMILIES for size in (2, 4)]
 
 
 def checkpoint(specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
@@ -38,15 +37,15 @@ def assemble(needs: tuple[Need, ...], tensors: dict[str, torch.Tensor], into: di
 def test_needs_equal_the_loader(family: str, rank: Rank, tmp_path: Path) -> None:
     """Every family and rank: each parameter, byte for byte; what stays unwritten is declared."""
     config = engine_config(directory(tmp_path, family), rank)
-    specs = checkpoint_tensors(str(tmp_path), config.model_config.hf_config, config.model_config.dtype)
-    model, tensors = built(config, rank, "cpu"), checkpoint(specs)
-    with faked(rank):
+    model = built(config, rank, "cpu")
+    with loading(config, rank):
+        specs = checkpoint_tensors(str(tmp_path), config.model_config.hf_config, config.model_config.dtype)
         recording = record(model, specs, model.load_weights)
     recording.require(family)
+    tensors = checkpoint(specs)
     ours = {name: tensor.clone() for name, tensor in live_tensors(model).items()}
     assemble(recording.needs, tensors, ours)
-    with faked(rank), torch.no_grad():
-        model.load_weights(iter(tensors.items()))
+    load(model, config, rank, tensors)
     different = [name for name, tensor in live_tensors(model).items() if not torch.equal(tensor, ours[name])]
     assert different == []
     known = {need.parameter.name for need in recording.needs} | {parameter.name for parameter in recording.unwritten}
@@ -88,8 +87,13 @@ def recorded(act) -> Recording:
         (lambda model, tensor: model.first.view(-1)[:3].copy_(tensor.flatten()[1:4]), "first"),
         (lambda model, tensor: tensor.view(torch.int32), "needs the values"),
         (lambda model, tensor: model.missing, "missing"),
+        (lambda model, tensor: (tensor[:2].zero_(), model.first.copy_(tensor)), "writes into a part of it"),
+        (lambda model, tensor: model.first[:3].copy_(tensor[torch.tensor([0, 1, 3])]), "not at equal steps"),
     ],
-    ids=["arithmetic", "writes into it", "reads a value", "copies elsewhere", "casts twice", "cuts inside rows", "reinterprets bytes", "fails by itself"],
+    ids=[
+        "arithmetic", "writes into it", "reads a value", "copies elsewhere", "casts twice", "cuts inside rows", "reinterprets bytes", "fails by itself",
+        "zeroes a part", "picks unevenly",
+    ],
 )  # fmt: skip
 def test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded(does, reason) -> None:
     recording = recorded(does)
@@ -100,10 +104,45 @@ def test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded(d
         recording.require("model")
 
 
-def test_a_parameter_that_nothing_is_written_into_is_named() -> None:
-    model = Loader(lambda model, tensor: None)
-    recording = record(model, [TensorSpec("first", Dtype.FLOAT32, (4, 2))], model.load_weights)
-    assert [failure.name for failure in recording.failures] == ["second"]
+def doubling(param: torch.Tensor, loaded: torch.Tensor) -> None:
+    param.data[:2].copy_(loaded[:2] * 2)
+
+
+def test_a_failure_names_tensor_module_and_loader() -> None:
+    """Somebody has to find the line."""
+    model = torch.nn.Module()
+    model.inner = Loader(lambda inner, tensor: doubling(inner.first, tensor))
+    recording = record(model, [TensorSpec(name, Dtype.FLOAT32, (4, 2)) for name in ("first", "odd", "second")], model.inner.load_weights)
+    assert str(recording.failures[0]).startswith(f"odd of module inner in {__name__}.doubling: its loader needs the values (aten.mul")
+
+
+@pytest.mark.parametrize(
+    ("does", "where"),
+    [(lambda model, tensor: None, "it"), (lambda model, tensor: model.second[1:].copy_(tensor[1:]), "[[0, 1], [0, 2]] of it")],
+    ids=["wholly", "in part"],
+)
+def test_a_parameter_that_nothing_is_written_into_is_named(does, where) -> None:
+    model = Loader(does)
+    recording = record(model, [TensorSpec(name, Dtype.FLOAT32, (4, 2)) for name in ("first", "odd")], model.load_weights)
+    assert [(failure.name, failure.reason) for failure in recording.failures] == [("second", f"no tensor of the checkpoint is written into {where}")]
+
+
+def test_a_tensor_that_its_loader_sets_to_zero_is_no_need() -> None:
+    """Biases that one rank alone adds: on the others they are zero from the start and stay so."""
+    model = Loader(lambda model, tensor: model.second.copy_(tensor.zero_().view(2, 4).view(4, 2)))
+    model.second.data.fill_(7)
+    recording = record(model, [TensorSpec(name, Dtype.FLOAT32, (4, 2)) for name in ("first", "odd")], model.load_weights)
+    recording.require("model")
+    assert [need.tensor for need in recording.needs] == ["first"]
+    assert [parameter.name for parameter in recording.unwritten] == ["second"]
+    assert not model.second.any()
+
+
+def test_rows_at_equal_steps_are_a_need() -> None:
+    """Experts that a rank has, picked by a list of their numbers."""
+    model = Loader(lambda model, tensor: model.second[:2].copy_(tensor[torch.tensor([1, 3])]))
+    recording = record(model, [TensorSpec(name, Dtype.FLOAT32, (4, 2)) for name in ("second", "odd")], model.load_weights)
+    assert [need.box for need in recording.needs if need.tensor == "odd"] == [((1, 2), (0, 2)), ((3, 4), (0, 2))]
 
 
 def test_a_loader_that_collects_first_does_not_hide_who_fails() -> None:

@@ -3,24 +3,28 @@
 Nothing is known here about model families: whichever box of which checkpoint tensor the loader copies into which bytes of
 which parameter, is a need. Live memory is not touched, except by constants that the loader itself writes (padding rows).
 
-Invariants: a tensor whose loader does anything else is named with the reason and does not stop the others; a parameter
-that no tensor is written into is declared (`UNWRITTEN`, or constants by the loader) or named; `require` refuses what is named.
+Invariants: a tensor whose loader does anything else is named with module, loader and reason and does not stop the others;
+every element of every parameter is a need's, a constant of the loader's or declared (`UNWRITTEN`), or the parameter is named;
+`require` refuses what is named.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from refit_api.errors import UnsupportedLayout
-from refit_api.tensors import Dtype, Need, Parameter, TensorSpec
+from refit_api.tensors import Box, Dtype, Need, Parameter, Shape, TensorSpec, whole
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refit_runtime.adapters.vllm.geometry import Geometry, Inexpressible, pieces
 from refit_runtime.adapters.vllm.tracing import Traced, Untraceable
+from refit_runtime.plan.boxes import covered
 
 UNWRITTEN = ("inv_freq", "cos_sin_cache", "cos_cached", "sin_cached", "q_scale", "k_scale", "v_scale", "prob_scale")
 """Last parts of the names of parameters that engines compute by themselves: rotary tables, scales of an unquantised KV cache."""
@@ -32,10 +36,16 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`name`: the tensor or parameter that could not be recorded."""
+    """`name`: the tensor or parameter that could not be recorded; `module` it belongs to, and the function of the `loader` that was at it, if known."""
 
     name: str
     reason: str
+    module: str = ""
+    loader: str = ""
+
+    def __str__(self) -> str:
+        where = [f"of module {self.module}" if self.module else "", f"in {self.loader}" if self.loader else ""]
+        return " ".join(filter(None, (self.name, *where))) + f": {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class Recording:
     def require(self, model: str) -> None:
         """Refuses a recording with failures."""
         if self.failures:
-            listed = "; ".join(f"{failure.name}: {failure.reason}" for failure in self.failures[:8])
+            listed = "; ".join(map(str, self.failures[:8]))
             raise UnsupportedLayout(
                 f"{model}: the engine's loader could not be followed for {len(self.failures)} tensors or parameters ({listed}); "
                 "this model cannot be refitted in place until Refit supports its loader",
@@ -63,12 +73,7 @@ def record(module: torch.nn.Module, tensors: Sequence[TensorSpec], load: Callabl
     ledger = _Ledger.of(module)
     with torch.no_grad(), _Constants(ledger):
         _feed(ledger, tensors, load)
-    written = {need.parameter.name for need in ledger.needs}
-    for entry in ledger.parameters:
-        if entry.is_parameter and entry.facts.name not in written and entry.facts not in ledger.constant:
-            if not entry.facts.name.endswith(UNWRITTEN):
-                ledger.failures.append(Failure(entry.facts.name, "no tensor of the checkpoint is written into it"))
-            ledger.constant[entry.facts] = None
+    ledger.failures += _holes(ledger)
     return Recording(tuple(ledger.needs), tuple(ledger.constant), tuple(ledger.failures))
 
 
@@ -88,6 +93,10 @@ class _Entry:
     tensor: torch.Tensor
     is_parameter: bool
 
+    @property
+    def module(self) -> str:
+        return self.facts.name.rpartition(".")[0]
+
 
 @dataclass(slots=True)
 class _Ledger:
@@ -97,7 +106,8 @@ class _Ledger:
     by_storage: dict[int, list[_Entry]]
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
-    constant: dict[Parameter, None] = field(default_factory=dict)
+    constant: dict[Parameter, list[Box]] = field(default_factory=dict)
+    overwritten: set[str] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
 
     @classmethod
@@ -114,17 +124,34 @@ class _Ledger:
         return cls(entries, dict(by_storage))
 
     def copied(self, source: Traced, target: torch.Tensor) -> None:
-        entry = self.owner(target)
-        if entry is None:
-            raise Untraceable(source.origin, f"its loader copies it into a tensor of shape {tuple(target.shape)} that is no parameter")
+        entry = self._owner_for(source, target)
+        if source.origin in self.overwritten:
+            raise Untraceable(source.origin, "its loader writes into a part of it")
         if source.dtype not in (self.dtypes[source.origin], target.dtype):
             raise Untraceable(source.origin, f"its loader casts it to {source.dtype} on the way to {target.dtype}")
-        at = Geometry.strided(target.shape, target.stride(), int(target.storage_offset() - entry.tensor.storage_offset()))
         try:
-            found = pieces(source.geometry, source.origin_shape, at, entry.facts.shape)
+            found = pieces(source.geometry, source.origin_shape, _place(entry, target), entry.facts.shape)
         except Inexpressible as error:
             raise Untraceable(source.origin, f"copied into {entry.facts.name}: {error}") from error
         self.needs += [Need(source.origin, piece.box, entry.facts, piece.at, piece.perm, source.origin_shape) for piece in found]
+
+    def zeroed(self, source: Traced, target: torch.Tensor | None) -> None:
+        self.overwritten.add(source.origin)
+        if target is not None:
+            self.filled(self._owner_for(source, target), target)
+            target.zero_()
+
+    def filled(self, entry: _Entry, target: torch.Tensor) -> None:
+        """A constant takes the place of `target`."""
+        shape = tuple(target.shape)
+        boxes = [piece.at for piece in pieces(Geometry.whole(shape), shape, _place(entry, target), entry.facts.shape)]
+        self.constant.setdefault(entry.facts, []).extend(boxes)
+
+    def _owner_for(self, source: Traced, target: torch.Tensor) -> _Entry:
+        entry = self.owner(target)
+        if entry is None:
+            raise Untraceable(source.origin, f"its loader copies it into a tensor of shape {tuple(target.shape)} that is no parameter")
+        return entry
 
     def owner(self, tensor: torch.Tensor) -> _Entry | None:
         """The parameter that `tensor` is a view of."""
@@ -146,7 +173,7 @@ class _Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket in (torch.ops.aten.fill_, torch.ops.aten.zero_) and args[0].numel() and not isinstance(args[0], Traced):
             entry = self.ledger.owner(args[0])
             if entry is not None:
-                self.ledger.constant[entry.facts] = None
+                self.ledger.filled(entry, args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -161,10 +188,11 @@ def _feed(ledger: _Ledger, tensors: Sequence[TensorSpec], load: Callable[[Weight
             load(_yielding(pending, fed, lambda spec: Traced(spec.name, spec.shape, ledger.dtypes[spec.name], device, ledger)))
             return
         except Untraceable as error:
-            culprit, reason = error.tensor, str(error)
+            culprit, failure = error.tensor, Failure(error.tensor, str(error), *_place_of(error, ledger))
         except Exception as error:  # noqa: BLE001  loaders are foreign code: an assert or a KeyError is a finding about one tensor
-            culprit, reason = fed[-1] if fed else "load_weights", f"{type(error).__name__}: {error}"
-        ledger.failures.append(Failure(culprit, reason))
+            culprit = fed[-1] if fed else "load_weights"
+            failure = Failure(culprit, f"{type(error).__name__}: {error}", *_place_of(error, ledger))
+        ledger.failures.append(failure)
         if len(ledger.failures) >= MAX_FAILURES or not fed:
             return
         pending = _rest(pending, fed, culprit, {need.tensor for need in ledger.needs})
@@ -181,6 +209,42 @@ def _rest(pending: list[TensorSpec], fed: list[str], culprit: str, done: set[str
     if fed[-1] == culprit:
         return pending[len(fed) :]
     return [spec for spec in pending if spec.name != culprit and spec.name not in done]
+
+
+def _place_of(error: Exception, ledger: _Ledger) -> tuple[str, str]:
+    """The module whose parameter the loader had in hand when it failed, and the loader's function."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not frame.f_globals.get("__name__", "").startswith(("refit_runtime.", "torch."))]
+    frames.reverse()
+    loader = ".".join((frames[0].f_globals["__name__"], getattr(frames[0].f_code, "co_qualname", frames[0].f_code.co_name))) if frames else ""
+    held = (value for frame in frames for value in frame.f_locals.values() if isinstance(value, torch.Tensor) and not isinstance(value, Traced))
+    entry = next(filter(None, map(ledger.owner, held)), None)
+    return entry.module if entry is not None else "", loader
+
+
+def _holes(ledger: _Ledger) -> list[Failure]:
+    """Parameters with elements that nothing writes; they are declared from here on, so that a plan of the rest can be made."""
+    written: dict[str, list[Box]] = defaultdict(list)
+    for need in ledger.needs:
+        written[need.parameter.name].append(need.at)
+    found = []
+    for entry in ledger.parameters:
+        boxes = (*written[entry.facts.name], *ledger.constant.get(entry.facts, ()))
+        holes = _uncovered(entry.facts.shape, boxes) if entry.is_parameter and not entry.facts.name.endswith(UNWRITTEN) else ()
+        if holes:
+            where = "it" if not boxes else f"{', '.join(str([list(side) for side in box]) for box in holes[:3])} of it"
+            found.append(Failure(entry.facts.name, f"no tensor of the checkpoint is written into {where}", entry.module))
+        if holes or (entry.is_parameter and not boxes):
+            ledger.constant.setdefault(entry.facts, [])
+    return found
+
+
+@lru_cache(maxsize=256)
+def _uncovered(shape: Shape, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
+    return () if whole(shape) in boxes else tuple(covered(shape, boxes, lambda counts: counts == 0))
+
+
+def _place(entry: _Entry, view: torch.Tensor) -> Geometry:
+    return Geometry.strided(view.shape, view.stride(), int(view.storage_offset() - entry.tensor.storage_offset()))
 
 
 def _storage(tensor: torch.Tensor) -> int:

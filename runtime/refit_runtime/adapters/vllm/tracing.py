@@ -2,7 +2,7 @@
 
 A loader that gets one may cut, reshape and transpose it; when it copies the result into real memory the copy is handed to
 a `Sink` instead of being made. Whatever needs the values (arithmetic, item, comparisons) raises `Untraceable`, naming the
-operation, before anything was written.
+operation, before anything was written. One value is known: a tensor that its loader sets to zero is zero from then on.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ class Sink(Protocol):
         """`target` (live memory) would receive what `source` shows. Raises Untraceable."""
         ...
 
+    def zeroed(self, source: Traced, target: torch.Tensor | None) -> None:
+        """The loader set `source` to zero (no target), or copies such a tensor into `target`. Raises Untraceable."""
+        ...
+
 
 class Traced(torch.Tensor):
     """Shape, dtype and device of a tensor, without memory. Always looks contiguous: geometry knows better."""
@@ -38,6 +42,7 @@ class Traced(torch.Tensor):
     origin_shape: tuple[int, ...]
     geometry: Geometry
     sink: Sink
+    zero: bool
 
     @staticmethod
     def __new__(cls, origin: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, sink: Sink) -> Traced:
@@ -46,11 +51,13 @@ class Traced(torch.Tensor):
     @classmethod
     def _made(cls, origin: str, shape: tuple[int, ...], geometry: Geometry, dtype: torch.dtype, device: torch.device, sink: Sink) -> Traced:
         tensor: Traced = torch.Tensor._make_wrapper_subclass(cls, geometry.shape, dtype=dtype, device=device, requires_grad=False)
-        tensor.origin, tensor.origin_shape, tensor.geometry, tensor.sink = origin, shape, geometry, sink
+        tensor.origin, tensor.origin_shape, tensor.geometry, tensor.sink, tensor.zero = origin, shape, geometry, sink, False
         return tensor
 
     def showing(self, geometry: Geometry, dtype: torch.dtype | None = None) -> Traced:
-        return self._made(self.origin, self.origin_shape, geometry, dtype if dtype is not None else self.dtype, self.device, self.sink)
+        shown = self._made(self.origin, self.origin_shape, geometry, dtype if dtype is not None else self.dtype, self.device, self.sink)
+        shown.zero = self.zero
+        return shown
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Traced({self.origin}, shape={tuple(self.geometry.shape)})"
@@ -78,8 +85,17 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         traced = target if isinstance(target, Traced) else source
         assert isinstance(traced, Traced), "dispatched here because one is"
         raise Untraceable(traced.origin, "its loader writes into it")
-    source.sink.copied(source, target)
+    if source.zero:
+        source.sink.zeroed(source, target)
+    else:
+        source.sink.copied(source, target)
     return target
+
+
+def _zero(x: Traced) -> Traced:
+    x.sink.zeroed(x, None)
+    x.zero = True
+    return x
 
 
 def _same(x: Traced, *_: Any, **__: Any) -> Traced:
@@ -148,6 +164,22 @@ def _squeeze(x: Traced, dim: int | Sequence[int] | None = None) -> Traced:
     return _view(x, [extent for one, extent in enumerate(x.shape) if one not in gone or extent != 1])
 
 
+def _index(x: Traced, indices: Sequence[torch.Tensor | None]) -> Traced:
+    """Of one dim, at equal steps: the experts that a rank has."""
+    chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(chosen) != 1:
+        raise Inexpressible(f"it is indexed by {len(chosen)} tensors")
+    return _index_select(x, *chosen[0])
+
+
+def _index_select(x: Traced, dim: int, index: torch.Tensor) -> Traced:
+    dim, places = _dim(x, dim), [place % x.shape[_dim(x, dim)] for place in index.tolist()] if index.ndim == 1 and index.dtype != torch.bool else []
+    step = places[1] - places[0] if len(places) > 1 else 1
+    if not places or step < 1 or places != list(range(places[0], places[-1] + 1, step)):
+        raise Inexpressible("it is indexed by places that are not at equal steps")
+    return _slice(x, dim, places[0], places[-1] + 1, step)
+
+
 def _expand(x: Traced, shape: Sequence[int], **_: Any) -> Traced:
     ours = [1] * (len(shape) - x.ndim) + list(x.shape)
     return x.showing(x.geometry.expand([own if extent == -1 else extent for own, extent in zip(ours, shape, strict=True)]))
@@ -175,4 +207,7 @@ _OPERATIONS: dict[Any, Callable[..., Any]] = {
     aten.unsqueeze: _unsqueeze,
     aten.squeeze: _squeeze,
     aten.expand: _expand,
+    aten.index: _index,
+    aten.index_select: _index_select,
+    aten.zero_: _zero,
 }
