@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("plan", "refit", "device")
+BENCHES = ("plan", "needs", "refit", "device")
 
 
 def runnable() -> tuple[str, ...]:

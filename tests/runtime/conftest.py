@@ -20,7 +20,7 @@ from refit_runtime.adapters.catalog import GrpcCatalog
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.adapters.memory import Fabric, Fault, FaultyTransport, MemoryManifests, MemoryTransport
 from refit_runtime.adapters.torch_module import TorchSource, TorchTarget
-from refit_runtime.ports import CommitOrder, Seams, StageOrder
+from refit_runtime.ports import CommitOrder, Seams, StageOrder, Transport, WeightSource
 from refit_runtime.rank import GeneratorRank
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 from refit_runtime.trainer import TrainerClient
@@ -66,19 +66,22 @@ class World:
             **changes,
         )
 
+    def transport(self) -> Transport:
+        return MemoryTransport(self.fabric)
+
     def seams(self, settings: RuntimeSettings) -> Seams:
         catalog = GrpcCatalog(settings.catalog, settings.ca_file, settings.token_file)
         self.stack.callback(catalog.close)
-        transport = FaultyTransport(MemoryTransport(self.fabric), self.faults, SystemClock())
+        transport = FaultyTransport(self.transport(), self.faults, SystemClock())
         return Seams(catalog, transport, MemoryManifests(self.fabric), DeviceMemory(), SystemClock(), Random(settings.pod.uid))
 
     def trainer(
         self, module: torch.nn.Module, rank: int = 0, world: int = 1, *, uid: str = "", replica: int = 0, run_id: str = "run-1", parts: Any = None,
-        dtype: Dtype | None = None, options: Trainer | None = None, wrap: Callable[[Seams], Seams] = lambda seams: seams,
+        dtype: Dtype | None = None, source: WeightSource | None = None, options: Trainer | None = None, wrap: Callable[[Seams], Seams] = lambda seams: seams,
     ) -> TrainerClient:  # fmt: skip
         settings = self.settings(uid or f"trainer-{rank}", Role.TRAINER, trainer=options or Trainer(redundancy=TERMS.redundancy))
         client = TrainerClient(settings, rank, world, wrap(self.seams(settings)), run_id)
-        client.bind(TorchSource(module, rank, replica, parts, dtype))
+        client.bind(source if source is not None else TorchSource(module, rank, replica, parts, dtype))
         self.stack.callback(client.close)
         return client
 
@@ -126,7 +129,7 @@ class Orders:
     def __init__(self) -> None:
         self.seq = 0
 
-    def stage(self, number: int, sources: tuple[Source, ...] = (), seconds: float = 20.0, coordinate: str = "tp0") -> StageOrder:
+    def stage(self, number: int, sources: tuple[Source, ...] = (), seconds: float = 60.0, coordinate: str = "tp0") -> StageOrder:
         self.seq += 1
         return StageOrder(1, self.seq, number, {coordinate: sources} if sources else {}, seconds)
 

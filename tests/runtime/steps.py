@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ def refit(rank: Any, orders: Any, number: int, sources: Any = ()) -> Any:
     report = rank.install(orders.commit(number))
     assert report.error is None, report.error
     return report
+
+
+def publish_all(trainers: list[Any], step: int) -> int:
+    """From every rank at once, as ranks do."""
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        numbers = set(pool.map(lambda trainer: trainer.publish(step).number, trainers))
+    assert len(numbers) == 1
+    return int(numbers.pop())
 
 
 def perturb(module: torch.nn.Module) -> None:

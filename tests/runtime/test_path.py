@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.torch_module import TorchTarget
 from refit_runtime.control import ControlClient
 
-from tests.runtime.steps import perturb, refit
+from tests.runtime.steps import perturb, publish_all, refit
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module, dtype: torch.dtype | None = None) -> bool:
@@ -74,19 +73,13 @@ def test_tensor_parallel_replicas_to_two_coordinates(world: Any, net: Any, order
     for place, (module, parts) in enumerate(halves):
         target = TorchTarget(module, f"tp{place}", parts=parts)
         ranks.append(world.rank(module, "pair", coordinate=f"tp{place}", rank=place, world=2, target=target))
-    numbers = publish_all(trainers, 0)
-    assert len(set(numbers)) == 1
+    number = publish_all(trainers, 0)
     for rank in ranks:
-        refit(rank, orders, numbers[0])
+        refit(rank, orders, number)
     assert same(whole.to(wire), one)
     for place, (module, _) in enumerate(halves):
         assert same(half(whole.to(wire), place)[0], module)
-    assert ranks[0].report().serving_root == ranks[1].report().serving_root == world.version(numbers[0]).root
-
-
-def publish_all(trainers: list[Any], step: int) -> list[int]:
-    with ThreadPoolExecutor(len(trainers)) as pool:
-        return [version.number for version in pool.map(lambda trainer: trainer.publish(step), trainers)]
+    assert ranks[0].report().serving_root == ranks[1].report().serving_root == world.version(number).root
 
 
 def half(module: Any, place: int) -> tuple[torch.nn.Module, dict[str, Any]]:

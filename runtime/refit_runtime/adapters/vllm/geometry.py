@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -86,6 +87,7 @@ class Geometry:
         return replace(self, dims=tuple(dim if _extent(dim) == extent else (Factor(extent, 0),) for dim, extent in zip(own, shape, strict=True)))
 
 
+@lru_cache(maxsize=4096)
 def pieces(source: Geometry, source_shape: Shape, target: Geometry, target_shape: Shape) -> tuple[Piece, ...]:
     """The boxes that copying `source` (a view of a tensor) into `target` (an equally shaped view of a parameter) moves."""
     if 0 in target.shape:
