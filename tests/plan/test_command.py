@@ -31,7 +31,17 @@ def test_exit_code_and_json(case: str, expected: tuple[int, str], run: tuple[str
         assert set(answer) - {"params", "memory"} == {"verdict", "planKey", "coordinates", "sources", "descriptors"}
 
 
-@pytest.mark.parametrize("case", ["m01-llama-gqa-tp2-to-tp1", "m11-llama-dp2-tp2-to-tp1", "m16-two-classes-tp2-and-tp4", "c108a-fsdp4-to-tp2"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "m01-llama-gqa-tp2-to-tp1",
+        "m11-llama-dp2-tp2-to-tp1",
+        "m16-two-classes-tp2-and-tp4",
+        "c108a-fsdp4-to-tp2",
+        "m08-qwen3-moe-ep8-to-tp2-ep2",
+        "m15-subset-of-a-model",
+    ],
+)
 def test_printed_plan(case: str) -> None:
     result = RUNNER.invoke(command, [str(HERE / "cases" / f"{case}.yaml"), "--run"])
     printed = "\n".join(line.rstrip() for line in result.stdout.splitlines()) + "\n"

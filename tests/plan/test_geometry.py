@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refit_api.errors import DtypeMismatch, IncompletePlan, PlanError, ShapeMismatch
+from refit_api.errors import DtypeMismatch, IncompletePlan, PlanError, ShapeMismatch, UnknownTensor
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shape, Shard, TensorSpec, box_shape, whole
 from refit_runtime.plan.plan import Plan, plan
 
@@ -48,6 +48,7 @@ STATED = {
     "C42 in a case file": ("c42-", "refused"),
     "C43": ("c43-", "ok"),
     "C44": ("c44-", "ok"),
+    "C45 the wire carries no more than C44": ("c44-", "ok"),
     "C48": ("c48-", "ok"),
     "C49": ("c49-", "ok"),
     "C52": ("c52-", "ok"),
@@ -66,6 +67,39 @@ STATED = {
     "C115 provable": ("c115[abcd]-", "ok"),
     "C115 not provable": ("c115e-", "refused"),
 }
+
+
+ELSEWHERE = {
+    "C15 strided memory": "adapters/fsdp/test_plain.py::test_strided_memory_is_published_as_its_values",
+    "C47": "adapters/vllm/test_recorder.py::test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded",
+    "C55": "adapters/vllm/test_recorder.py::test_a_loader_that_collects_first_does_not_hide_who_fails",
+    "C57 wrong": "runtime/test_faults.py::test_bytes_that_stay_wrong_fail_the_stage_and_name_tensor_block_and_source",
+    "C57 absent": "runtime/test_reference_cases.py::test_c57_bytes_without_a_digest_are_never_read",
+    "C58 before any read": "runtime/test_faults.py::test_what_no_trainer_holds_is_refused_before_any_byte_moves",
+    "C62": "seams/test_transport.py::test_an_agent_after_the_process_group_is_refused",
+    "C63, C64, C65": "runtime/test_order.py::test_o5_and_o8_lease_then_manifest_then_all_reads_then_waiting_then_digests",
+    "C68, C70": "seams/test_manifests.py::test_a_holder_that_is_gone_is_unavailable_soon",
+    "C72": "runtime/test_reference_cases.py::test_c72_only_who_is_read_from_is_dialled",
+    "C74": "runtime/test_agent.py::test_leaving_closes_what_is_offered",
+    "C75, C78": "wire/test_codec.py::test_an_absent_optional_is_none_and_a_zero_is_a_zero",
+    "C76": "runtime/test_collisions.py::test_c76_is_told_apart",
+    "C92": "runtime/test_reference_cases.py::test_c92_a_manifest_that_does_not_give_the_catalog_s_root_is_left_out",
+    "C93": "runtime/test_faults.py::test_a_holder_that_dies_is_replaced_by_the_next_owner",
+    "C95": "runtime/test_reference_cases.py::test_c95_a_lease_that_cannot_be_given_back_hides_nothing",
+    "C96": "runtime/test_reference_cases.py::test_c96_a_version_that_is_not_ready_is_waited_for_until_the_deadline_without_a_lease",
+    "C98 binding": "runtime/test_order.py::test_o2_a_rank_binds_once",
+    "C98 releasing": "runtime/test_reference_cases.py::test_c98_a_version_is_released_once",
+    "C99": "seams/test_manifests.py::test_a_port_in_use_is_said",
+    "C102": "catalog/test_workers.py::test_missed_heartbeats",
+    "C104": "adapters/fsdp/test_plain.py::test_c104_what_is_not_what_was_bound_is_refused_by_name",
+}
+"""Cases of engines, the wire and a version's life: the test that states each. C82 has none: Refit puts no ceiling on rates it measured."""
+
+
+@pytest.mark.parametrize("test", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_stated_elsewhere(test: str) -> None:
+    path, name = test.split("::")
+    assert f"def {name}(" in (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("files", "verdict"), STATED.values(), ids=STATED)
@@ -91,6 +125,13 @@ def _need(name: str, box: Box, param: str, dtype: Dtype, param_shape: Shape, at:
 
 def _planned(trainer: list[RankShards], *needs: Need) -> Plan:
     return plan(trainer, {"class": [CoordinateNeeds("tp0", needs)]})
+
+
+def test_c12_a_fused_tensor_of_one_row_is_not_the_projection_that_the_engine_knows() -> None:
+    """64 query heads and 2 KV heads of 128: the trainer's table says one row, the engine expects all."""
+    with pytest.raises(ShapeMismatch, match=r"\[8704, 4\] and \[1, 4\]") as caught:
+        _planned([_held("qkv", BF16, (1, 4))], _need("qkv", ((0, 1), (0, 4)), "qkv", BF16, (8704, 4), ((0, 1), (0, 4)), shape=(8704, 4)))
+    assert caught.value.facts["tensor"] == "qkv"
 
 
 def test_c31_the_engine_expects_another_shape() -> None:
@@ -181,6 +222,49 @@ def test_c108_full_size_four_runs() -> None:
         needs = [CoordinateNeeds(f"tp{p}", (_need("w", box, "w", BF16, box_shape(box), whole(box_shape(box))),)) for p, box in enumerate(boxes)]
         runs = plan(trainer, {"class": needs}).runs
         assert [(run.owners[0], run.bytes) for run in runs] == [(r if ranks == 4 else r // 2, 8_388_608) for r in range(4)]
+
+
+def test_c45_columns_cost_nothing_on_the_wire() -> None:
+    """One read of the 64 bytes that are needed, where an exact plan takes four and a cheap one reads 64 bytes more."""
+    found = _planned([_held("row", FP32, (4, 8))], _need("row", ((0, 4), (0, 4)), "row", FP32, (4, 4), whole((4, 4))))
+    assert [(run.bytes, run.atoms) for run in found.runs] == [(64, 1)]
+
+
+def test_c88_a_tensor_that_the_trainer_does_not_have_is_named() -> None:
+    needs = (_need("weight", whole((2, 2)), "weight", FP8, (2, 2), whole((2, 2))), _need("unknown.weight", whole((2,)), "more", FP8, (2,), whole((2,))))
+    with pytest.raises(UnknownTensor, match=r"unknown\.weight") as caught:
+        _planned([_held("weight", FP8, (2, 2))], *needs)
+    assert caught.value.facts["tensor"] == "unknown.weight"
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_c114_a_scale_over_the_whole_tensor_is_published_or_refused(published: bool) -> None:
+    """The rank reads half of the rows and the one scale; it is never worked out from half of the data."""
+    tensors = [TensorSpec("w", FP8, (4096, 4096)), *([TensorSpec("w.scale", FP32, ())] if published else [])]
+    trainer = [RankShards(0, 0, tuple(Shard(tensor, whole(tensor.shape)) for tensor in tensors))]
+    needs = (
+        _need("w", ((0, 2048), (0, 4096)), "w", FP8, (2048, 4096), whole((2048, 4096))),
+        _need("w.scale", (), "w.scale", FP32, (), ()),
+    )
+    if published:
+        assert sum(run.bytes for run in _planned(trainer, *needs).runs) == 2048 * 4096 + 4
+    else:
+        with pytest.raises(UnknownTensor, match=r"w\.scale"):
+            _planned(trainer, *needs)
+
+
+@pytest.mark.parametrize(("block", "plans"), [(128, True), (3000, False)], ids=["inside the shard", "over its border"])
+def test_c114_block_scales_follow_the_rows(block: int, plans: bool) -> None:
+    """Scale rows that lie inside the shard are needed like any rows; half a scale row is no box at all."""
+    scales = -(-4096 // block)
+    trainer = [RankShards(0, 0, (Shard(TensorSpec("w.scale", FP32, (scales, 32)), whole((scales, 32))),))]
+    wanted = ((0, 2048 // block), (0, 32))
+    if plans:
+        found = _planned(trainer, _need("w.scale", wanted, "w.scale", FP32, box_shape(wanted), whole(box_shape(wanted))))
+        assert found.runs[0].bytes == 16 * 32 * 4
+    else:
+        with pytest.raises(IncompletePlan, match=r"w\.scale"):
+            _planned(trainer, _need("w.scale", ((0, 1), (0, 32)), "w.scale", FP32, (2, 32), ((0, 1), (0, 32))))
 
 
 @pytest.mark.parametrize("missing", ["weight", "weight_scale"])
