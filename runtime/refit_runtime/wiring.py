@@ -15,7 +15,7 @@ from refit_runtime import control, generator, last_words, trainer
 from refit_runtime.adapters.catalog import GrpcCatalog
 from refit_runtime.adapters.clock import SystemClock
 from refit_runtime.digest import Digests
-from refit_runtime.ports import Copies, Memory, Seams
+from refit_runtime.ports import Copies, Memory, Seams, WeightSource
 from refit_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -75,12 +75,31 @@ def _memory_of(kind: str) -> Memory:
     raise UnsupportedLayout(f"weights on a device of kind {kind}: expected host memory or CUDA", seen=kind, expected="cpu, cuda")
 
 
+def source_of(model: WeightSource | torch.nn.Module, rank: int) -> WeightSource:
+    """What a module's tensors are says who knows them."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        return model
+    if {"DTensor", "FSDPModule"} & {kind.__name__ for each in (*model.parameters(), *model.modules()) for kind in type(each).__mro__}:
+        from refit_runtime.adapters.fsdp.source import FsdpSource
+
+        return FsdpSource(model, rank)
+    from refit_runtime.adapters.torch_module import TorchSource
+
+    return TorchSource(model, rank, replica=rank)
+
+
 class TrainerClient(trainer.TrainerClient):
     """One trainer rank. `run_id` is read from `REFIT_RUN_ID` or torchrun if it is not given."""
 
     @last_words.fatal()
     def __init__(self, settings: RuntimeSettings, rank: int, world: int, *, run_id: str | None = None) -> None:
         super().__init__(settings, rank, world, seams_of(settings, settings.run.local_rank), run_id)
+
+    def bind(self, source: WeightSource | torch.nn.Module) -> None:
+        """A weight source, or a module: one that `fully_shard` or DTensors cut over ranks, or one that every rank holds whole."""
+        super().bind(source_of(source, self._rank))
 
 
 class GeneratorClient(generator.GeneratorClient):

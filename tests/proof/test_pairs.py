@@ -48,7 +48,7 @@ def group(request: pytest.FixtureRequest, case: Case, tmp_path: Path) -> Iterato
 def test_a_refitted_engine_is_the_one_that_its_loader_makes(case: Case, group: World) -> None:
     orders, pair = Orders(), case.pair
     options = Trainer(redundancy=pair.redundancy)
-    trainers = [group.trainer(None, rank, pair.world.size, source=source, options=options) for rank, source in enumerate(case.sources)]
+    trainers = [group.publisher(source, rank, pair.world.size, options=options) for rank, source in enumerate(case.sources)]
     ranks = [
         (group.rank(None, name, coordinate=one.coordinate, rank=number, world=len(engine), target=one.target), one)
         for name, engine in case.engines.items()

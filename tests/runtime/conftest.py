@@ -77,11 +77,17 @@ class World:
 
     def trainer(
         self, module: torch.nn.Module, rank: int = 0, world: int = 1, *, uid: str = "", replica: int = 0, run_id: str = "run-1", parts: Any = None,
-        dtype: Dtype | None = None, source: WeightSource | None = None, options: Trainer | None = None, wrap: Callable[[Seams], Seams] = lambda seams: seams,
+        dtype: Dtype | None = None, options: Trainer | None = None, wrap: Callable[[Seams], Seams] = lambda seams: seams,
+    ) -> TrainerClient:  # fmt: skip
+        return self.publisher(TorchSource(module, rank, replica, parts, dtype), rank, world, uid, run_id, options, wrap)
+
+    def publisher(
+        self, source: WeightSource, rank: int = 0, world: int = 1, uid: str = "", run_id: str = "run-1", options: Trainer | None = None,
+        wrap: Callable[[Seams], Seams] = lambda seams: seams,
     ) -> TrainerClient:  # fmt: skip
         settings = self.settings(uid or f"trainer-{rank}", Role.TRAINER, trainer=options or Trainer(redundancy=TERMS.redundancy))
         client = TrainerClient(settings, rank, world, wrap(self.seams(settings)), run_id)
-        client.bind(source if source is not None else TorchSource(module, rank, replica, parts, dtype))
+        client.bind(source)
         self.stack.callback(client.close)
         return client
 
