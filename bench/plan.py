@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shape, Shard, TensorSpec, box_shape, whole
+from refit_runtime.digest import Digests
 from refit_runtime.plan import roles
 from refit_runtime.plan.key import PlanDocument, encode_needs, encode_shards, layout_hash, plan_document, plan_key
 from refit_runtime.plan.plan import Plan, plan, plan_tables
@@ -204,7 +205,23 @@ def measure_sweep() -> list[Metric]:
     return [*points, metric("sweep: exponent of time over tensors x ranks", slope)]
 
 
-MEASUREMENTS = {"llama": measure_llama, "deepseek": measure_deepseek, "grid": measure_grid, "sweep": measure_sweep}
+def measure_digest() -> list[Metric]:
+    """One core, memory that no cache holds, best of a few: also of what one core reads of it when it only adds it up."""
+    data = np.random.default_rng(1).integers(0, 256, 512 << 20, dtype=np.uint8)
+    digests = Digests("00000000-0000-0000-0000-000000000001", 7)
+
+    def rate(work: Callable[[], Any]) -> float:
+        return data.nbytes / min(_clocked(work)[0] for _ in range(4)) / 1e9
+
+    reads = rate(lambda: np.add.reduce(data.view(np.uint64)))
+    name = "digest on one core"
+    return [
+        metric(f"{name}: memory that it adds up", reads, "GB/s"),
+        metric(f"{name}: rate", rate(lambda: digests.of(data)), "GB/s", least=min(3.0, 0.6 * reads)),
+    ]
+
+
+MEASUREMENTS = {"digest": measure_digest, "llama": measure_llama, "deepseek": measure_deepseek, "grid": measure_grid, "sweep": measure_sweep}
 
 
 # ---------------------------------------------------------------- the result
