@@ -181,7 +181,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_numbers(tmp_path: Any) -> No
 def test_nixl_waits_for_events_instead_of_polling() -> None:
     """A progress thread without a wait takes a core of every process that holds weights, for as long as it lives."""
     api = nixl_adapter._load("nixl._api")
-    with nixl_adapter._waiting_for_events(api):
+    with nixl_adapter.waiting_for_events(api):
         config = importlib.import_module(api.nixl_agent.__module__).nixlBind.nixlAgentConfig()
         config.pthrDelay = 0
     assert config.pthrDelay == nixl_adapter.EVENT_WAIT_MICROSECONDS
