@@ -13,7 +13,10 @@ import torch
 from refit_api.errors import ShapeMismatch, UnknownTensor, UnsupportedLayout
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shape, Shard, TensorSpec, box_shape, whole
 
+from refit_runtime.adapters.hugging_face import Part, saved_as
+
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile and activation checkpointing: checkpoints leave these out
+_ROOTS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 _OTHERS = {  # classes that hold parameters otherwise than by name and shape, and what to do about them
     "FullyShardedDataParallel": "shard it with fully_shard (FSDP2), whose parameters say what part they are",
     "MegatronModule": "bind a MegatronSource, which knows Megatron's layouts",
@@ -30,11 +33,21 @@ def dtype_of(name: str, tensor: torch.Tensor) -> Dtype:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a module keeps a tensor; `name` is the checkpoint's."""
+    """Where a module keeps a checkpoint tensor, or a part of what it keeps there."""
 
-    name: str
     owner: torch.nn.Module
     attribute: str
+    part: Part
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's."""
+        return self.part.name
+
+    @property
+    def shape(self) -> Shape:
+        """Of the whole checkpoint tensor."""
+        return tuple(self.part.box[dim][1] - self.part.box[dim][0] for dim in self.part.dims)
 
     @property
     def is_parameter(self) -> bool:
@@ -47,21 +60,34 @@ class Place:
             raise UnsupportedLayout(f"{self.name}: the module does not have it any more; bind the model again", tensor=self.name)
         return found
 
+    def held(self, local: Box) -> Box | None:
+        """What of the checkpoint tensor lies in box `local` of the module's tensor."""
+        inside = [(max(lo, a) - lo, min(hi, b) - lo) for (lo, hi), (a, b) in zip(self.part.box, local, strict=True)]
+        return tuple(inside[dim] for dim in self.part.dims) if all(lo < hi for lo, hi in inside) else None
+
+    def view(self, memory: torch.Tensor, local: Box) -> torch.Tensor:
+        """`memory` is box `local` of the module's tensor; some of it is held."""
+        held = self.held(local)
+        assert held is not None, "asked of what is held"
+        sides = zip(self.part.box, local, strict=True)
+        return memory[tuple(slice(max(lo, a) - a, min(hi, b) - a) for (lo, hi), (a, b) in sides)].view(box_shape(held))
+
 
 def places(module: torch.nn.Module) -> tuple[Place, ...]:
     """Every parameter and persistent buffer once, as checkpoints name them. Tied ones go by the name that Hugging Face models keep, else by the first."""
-    if any(each.__name__ == "DistributedDataParallel" for each in type(module).__mro__):
-        module = module.get_submodule("module")
-    found: dict[int, Place] = {}
+    while inner := next((_ROOTS[each.__name__] for each in type(module).__mro__ if each.__name__ in _ROOTS), None):
+        module = module.get_submodule(inner)
+    found: dict[int, tuple[str, torch.nn.Module, str]] = {}
     tied = getattr(module, "_tied_weights_keys", None) or ()
     for path, owner in module.named_modules():
         _refuse_other(path, owner)
         for attribute in _held(owner):
-            place = Place(".".join(part for part in (*path.split("."), attribute) if part and part not in _WRAPPERS), owner, attribute)
-            known = found.get(id(place.tensor()))
-            if known is None or (known.name in tied and place.name not in tied):
-                found[id(place.tensor())] = place
-    return tuple(found.values())
+            name = ".".join(part for part in (*path.split("."), attribute) if part and part not in _WRAPPERS)
+            known = found.get(id(getattr(owner, attribute)))
+            if known is None or (known[0] in tied and name not in tied):
+                found[id(getattr(owner, attribute))] = name, owner, attribute
+    parts = saved_as(module, {name: tuple(getattr(owner, attribute).shape) for name, owner, attribute in found.values()})
+    return tuple(Place(owner, attribute, part) for name, owner, attribute in found.values() for part in parts[name])
 
 
 def _held(owner: torch.nn.Module) -> list[str]:
@@ -109,19 +135,22 @@ class TorchSource:
         if unknown:
             raise UnknownTensor(f"parts name tensors that the module does not have: {', '.join(unknown)}", seen=", ".join(unknown))
         shards = []
-        for place in self._places:
-            tensor = place.tensor()
-            shape, box = (parts or {}).get(place.name, (tuple(tensor.shape), whole(tuple(tensor.shape))))
-            plain_memory(place.name, tensor, box_shape(box))
-            published = dtype if dtype is not None and place.is_parameter else dtype_of(place.name, tensor)
+        self._shapes = [tuple(place.tensor().shape) for place in self._places]
+        for index, place in enumerate(self._places):
+            shape, box = (parts or {}).get(place.name, (place.shape, whole(place.shape)))
+            if box_shape(box) != place.shape:
+                raise ShapeMismatch(f"{place.name}: the part is {box_shape(box)}, the parameter {place.shape}", tensor=place.name, seen=place.shape)
+            published = dtype if dtype is not None and place.is_parameter else dtype_of(place.name, place.tensor())
             shards.append(Shard(TensorSpec(place.name, published, shape), box))
+            self.view(index)
         self._shards = RankShards(rank, replica, tuple(shards))
 
     def shards(self) -> RankShards:
         return self._shards
 
     def view(self, index: int) -> torch.Tensor:
-        return plain_memory(self._places[index].name, self._places[index].tensor(), box_shape(self._shards.shards[index].box))
+        place, shape = self._places[index], self._shapes[index]
+        return place.view(plain_memory(place.name, place.tensor(), shape), whole(shape))
 
 
 class TorchTarget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import DTensor
 
 
 class Block(torch.nn.Module):
@@ -46,3 +47,8 @@ class Tiny(torch.nn.Module):
 def truth(model: Tiny) -> dict[str, torch.Tensor]:
     """What its checkpoint would hold."""
     return {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in ("head.weight", "mask")}
+
+
+def gathered(model: Tiny) -> dict[str, torch.Tensor]:
+    """The truth of a sharded model: a collective call of all ranks, each with its modules in their sharded state."""
+    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in truth(model).items()}

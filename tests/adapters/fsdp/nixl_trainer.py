@@ -17,10 +17,9 @@ import torch.distributed as dist
 from refit_runtime import TrainerClient
 from refit_runtime.settings import RuntimeSettings
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from e2e.workloads.publishing import publish
-from tests.adapters.fsdp.models import Tiny
+from tests.adapters.fsdp.models import Tiny, gathered
 
 WORLD = 2
 
@@ -34,7 +33,7 @@ def train(rank: int, folder: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     model(torch.arange(4)).square().sum().backward()
     optimizer.step()
-    whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
+    whole = gathered(model)
     if rank == 0:
         torch.save(whole, folder / "whole.pt")
     version = publish(client, 0, 120)

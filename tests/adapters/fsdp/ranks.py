@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # by the first fully_shard
 import torch.distributed as dist
 from refit_api.errors import RefitError
 from refit_runtime.adapters.fsdp.source import FsdpSource
@@ -25,7 +26,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.adapters.fsdp.models import Tiny, truth
+from tests.adapters.fsdp.fused import saved, tiny_moe
+from tests.adapters.fsdp.models import Tiny, gathered, truth
 
 WORLD = 8
 
@@ -102,6 +104,14 @@ def without_backward() -> Tiny:
     return model
 
 
+def fused_experts() -> torch.nn.Module:
+    """A Hugging Face model: the experts of a layer are two parameters, of which each rank has some experts."""
+    model = tiny_moe()
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh(8))
+    return fully_shard(model, mesh=mesh(8))
+
+
 def partial() -> Tiny:
     model = Tiny()
     model.norm.weight = torch.nn.Parameter(DTensor.from_local(model.norm.weight.detach(), mesh(8), [Partial()]))
@@ -119,11 +129,11 @@ def replicated() -> Tiny:
     return model
 
 
-CASES: dict[str, Callable[[], Tiny]] = {
+CASES: dict[str, Callable[[], torch.nn.Module]] = {
     made.__name__: made
     for made in (
-        fsdp, fsdp_bf16, columns, hsdp, tensor_parallel_uneven, fsdp_over_tp, hsdp_over_tp, one_dim_cut_twice, ignored, without_backward, partial,
-        fsdp_over_uneven_tp, replicated,
+        fsdp, fsdp_bf16, columns, hsdp, tensor_parallel_uneven, fsdp_over_tp, hsdp_over_tp, one_dim_cut_twice, ignored, without_backward,
+        partial, fused_experts, fsdp_over_uneven_tp, replicated,
     )
 }  # fmt: skip
 
@@ -133,7 +143,7 @@ def said(source: FsdpSource) -> dict[str, Any]:
     return {"facts": facts, "views": [source.view(index).clone() for index in range(len(facts.shards))]}
 
 
-def taken(model: Tiny, rank: int) -> dict[str, Any]:
+def taken(model: torch.nn.Module, rank: int) -> dict[str, Any]:
     try:
         source = source_of(model, rank)
         assert isinstance(source, FsdpSource)
@@ -155,11 +165,7 @@ def trained(rank: int) -> dict[str, Any]:
             model(torch.arange(4))
     found = said(source)
     model.reshard()  # a rank that holds no part of the root had no reason to
-    return found | {"whole": {name: _full(tensor.detach()) for name, tensor in truth(model).items()}}
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found | {"whole": gathered(model)}
 
 
 def laid_out_again(rank: int) -> dict[str, Any]:
@@ -178,13 +184,15 @@ def run(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=300))
     found = {name: taken(make(), rank) for name, make in CASES.items()}
     found |= {"trained": trained(rank), "laid_out_again": laid_out_again(rank)}
+    whole = {"fsdp_bf16": truth(Tiny().bfloat16()), "fused_experts": saved(tiny_moe())}
     for name, each in found.items():
-        torch.save({"whole": truth(Tiny().bfloat16() if name == "fsdp_bf16" else Tiny())} | each, folder / f"{name}.{rank}.pt")
+        torch.save({"whole": whole.get(name, truth(Tiny()))} | each, folder / f"{name}.{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main(folder: Path) -> int:
+    tiny_moe()  # its classes are loaded with the first
     children = []
     for rank in range(WORLD):
         child = os.fork()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from refit_api.errors import PlanError, ShapeMismatch, UnsupportedLayout
 from refit_api.tensors import Dtype
 from refit_runtime.adapters.fsdp.source import FsdpSource
 from refit_runtime.adapters.torch_module import TorchSource
 from refit_runtime.wiring import source_of
+from safetensors.torch import load_file
 
 from tests.adapters.fsdp.models import Tiny, truth
 from tests.runtime.steps import refit
@@ -53,17 +56,33 @@ def test_names_are_those_of_the_bare_model(wrap: Callable[[Tiny], torch.nn.Modul
     assert same(offered(source), truth(Tiny()))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_hugging_face_model_is_named_as_it_is_saved(tied: bool, tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    from safetensors.torch import load_file
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+MOE = SIZES | {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
+LATENT = {"kv_lora_rank": 4, "q_lora_rank": 6, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "n_group": 1, "topk_group": 1}
+MODELS = {
+    "Llama": ("LlamaConfig", SIZES),
+    "Qwen2, tied": ("Qwen2Config", SIZES | {"tie_word_embeddings": True}),
+    "Qwen2, untied": ("Qwen2Config", SIZES | {"tie_word_embeddings": False}),
+    "Qwen3-MoE": ("Qwen3MoeConfig", MOE | {"num_experts": 4, "head_dim": 4}),
+    "Mixtral": ("MixtralConfig", SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "DeepSeek-V3": ("DeepseekV3Config", MOE | LATENT | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}),
+    "GPT-OSS": ("GptOssConfig", SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 4}),
+}
 
-    config = transformers.Qwen2Config(
-        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied
-    )
-    model = transformers.Qwen2ForCausalLM(config)
+
+@pytest.mark.parametrize(("config", "sizes"), MODELS.values(), ids=MODELS)
+def test_a_hugging_face_model_is_what_it_is_saved_as(config: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Also where the library fuses the experts of a layer: names, shapes and values of the checkpoint that it would write."""
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**sizes))
     model.save_pretrained(tmp_path)
     assert same(offered(source_of(model, 0)), load_file(tmp_path / "model.safetensors"))
+
+
+def test_what_the_library_computes_when_it_saves_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tensors added up are no part of either."""
+    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", lambda _, held: {"sum.weight": held["lm_head.weight"] + 1})
+    with pytest.raises(UnsupportedLayout, match=r"^sum\.weight: transformers computes it"):
+        source_of(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), 0)
 
 
 @pytest.mark.parametrize("kind", [TorchSource, FsdpSource])

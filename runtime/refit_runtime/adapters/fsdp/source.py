@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from refit_api.errors import UnsupportedLayout
-from refit_api.tensors import Box, Dtype, RankShards, Shard, TensorSpec, whole
+from refit_api.tensors import Box, Dtype, RankShards, Shard, TensorSpec, box_shape, whole
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -23,15 +23,16 @@ class FsdpSource:
     def __init__(self, module: torch.nn.Module, rank: int, dtype: Dtype | None = None) -> None:
         self._wrapped = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self._reshard()
-        self._held: list[tuple[Place, torch.Tensor, tuple[int, ...]]] = []
+        self._held: list[tuple[Place, torch.Tensor, Box]] = []
         shards, found = [], places(module)
         for place in found:
             tensor = place.tensor()
-            box = _box(place.name, tensor)
-            if box is not None:
+            local = _box(place.name, tensor)
+            box = place.held(local) if local is not None else None
+            if local is not None and box is not None:
                 published = dtype if dtype is not None and place.is_parameter else dtype_of(place.name, tensor)
-                shards.append(Shard(TensorSpec(place.name, published, tuple(tensor.shape)), box))
-                self._held.append((place, tensor, tuple(hi - lo for lo, hi in box)))
+                shards.append(Shard(TensorSpec(place.name, published, place.shape), box))
+                self._held.append((place, tensor, local))
                 self._memory(len(self._held) - 1)
         replica = replica_of([tensor for tensor in (place.tensor() for place in found) if isinstance(tensor, DTensor)])
         self._facts = RankShards(rank, replica if replica is not None else rank, tuple(shards))
@@ -46,12 +47,13 @@ class FsdpSource:
         return self._memory(index)
 
     def _memory(self, index: int) -> torch.Tensor:
-        place, bound, expected = self._held[index]
+        place, bound, local = self._held[index]
         tensor = place.tensor()
         if not _laid_out_as(tensor, bound):
             raise UnsupportedLayout(f"{place.name}: laid out otherwise than when it was bound; bind the model again", tensor=place.name)
         with torch.no_grad():
-            return plain_memory(place.name, tensor.to_local() if isinstance(tensor, DTensor) else tensor, expected)
+            memory = plain_memory(place.name, tensor.to_local() if isinstance(tensor, DTensor) else tensor, box_shape(local))
+        return place.view(memory, local)
 
     def _reshard(self) -> None:
         for module in self._wrapped:
