@@ -67,12 +67,12 @@ def reference(folder: Path) -> Iterator[Reference]:
             env=environment,
             cwd=folder,
         )
-        try:
-            yield Reference(process, log)
-        finally:
-            process.terminate()
+        with process:  # closes the pipes
             try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
+                yield Reference(process, log)
+            finally:
+                process.terminate()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()

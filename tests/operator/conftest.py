@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,6 +41,7 @@ async def running(server: ApiServer, user: Path) -> AsyncIterator[Stage]:
     finally:
         await made.close()
         await client.close()
+        await asyncio.sleep(0.05)  # closed transports end in the loop's next rounds, not after its end
 
 
 @pytest.fixture(scope="session")

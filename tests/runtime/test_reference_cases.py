@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from refit_api.errors import CatalogUnavailable
-from refit_api.wire import RankPhase
+from refit_api.wire import RankPhase, Role
 from refit_runtime.adapters.torch_module import TorchTarget
 
 from tests.runtime.test_faults import publish, stage
@@ -35,7 +35,7 @@ def test_c57_bytes_without_a_digest_are_never_read(world: Any, net: Any, orders:
     number = publish([trainer], 0)
     trainer._holdings.all()[0].digests.clear()
     report = stage(rank, orders, number, seconds=1.5)
-    assert (report.phase, report.read_from_trainers, only(log, "read")) == (RankPhase.IDLE, 0, [])
+    assert (report.phase, report.read_from(Role.TRAINER), only(log, "read")) == (RankPhase.IDLE, 0, [])
     assert report.error.type == "TransferTimeout"
 
 
