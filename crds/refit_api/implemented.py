@@ -19,6 +19,7 @@ IMPLEMENTED: dict[str, tuple[object, ...] | None] = {
     "trainer.template": ANY,
     "trainer.replicas": ANY,
     "trainer.redundancy": ANY,
+    "trainer.snapshot": ANY,
     "trainer.onBusy": ANY,
     "generators.replicas": ANY,
     "generators.template": ANY,

@@ -104,8 +104,9 @@ class TrainerSpec(Part):
     without data-parallel replicas it is 1 in effect. Higher costs arena memory on every owner: about shard bytes x min(redundancy, replicas) / replicas."""
     snapshot: Literal["Device", "Host", "InPlace"] = "Device"
     """Where a published version lives. `Device`: copied into an arena on the accelerator; training goes on at once; costs one copy of the shards there.
-    `Host`: copied into pinned host memory; saves accelerator memory, slower to publish and to read.
-    `InPlace`: the live memory itself is read; costs nothing, but training waits until the version is released, and the live dtype is the wire dtype."""
+    `Host`: copied into host memory; saves accelerator memory, slower to publish and to read.
+    `InPlace`: the live memory itself is read; costs no memory, but training waits until the version is released (`TrainerClient.release`), and what lies
+    there must be what is published: tensors that need a cast, or 1 added to a norm, are refused by name."""
     arenas: Annotated[Int32, Field(ge=1, le=3)] = 1
     """Arenas of each trainer rank, used in turn. With 1 a publish waits (or skips, see `onBusy`) while readers still hold the version before;
     with 2 the version before stays readable during the next publish. Each costs its bytes in accelerator or host memory."""

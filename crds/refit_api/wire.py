@@ -432,12 +432,14 @@ class ManifestRun:
     """One run in the holder's arena; `digests` are 16 bytes a block (A then B, little-endian), in order.
 
     `bytes` of it, from its start, are verified and may be read; `digests` are of the whole run, or empty while the holder does not know them.
+    `pieces` says where it lies if not in one piece at `offset`, but in live memory: 32 bytes each, see `refit_runtime.pieces`.
     """
 
     index: int
     offset: int
     bytes: int
     digests: Raw
+    pieces: Raw = b""
 
 
 @dataclass(frozen=True, slots=True)

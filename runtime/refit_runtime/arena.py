@@ -84,6 +84,7 @@ class Holding:
 
     `verified[run]` bytes from the run's start may be read by others; a run's digests are all known, and proven against its root, before the first.
     `chunks` came over the wire and were verified, in any order: a stage that goes on does not read them again.
+    `pieces`, by run: where they lie in live memory, for a version that was never copied into an arena.
     """
 
     number: int
@@ -95,6 +96,7 @@ class Holding:
     digests: dict[int, bytes] = field(default_factory=dict)
     verified: dict[int, int] = field(default_factory=dict)
     chunks: set[Chunk] = field(default_factory=set)
+    pieces: dict[int, bytes] = field(default_factory=dict)
     verified_bytes: int = 0
     closed: bool = False
 
@@ -111,14 +113,23 @@ class Holding:
 
     def manifest(self, arena: Arena, transport: Transport, holder: WorkerRef) -> Manifest:
         at = transport.registration()
-        runs = tuple(ManifestRun(run.index, self.offsets[run.index], self.verified.get(run.index, 0), self.digests.get(run.index, b"")) for run in self.runs)
+        runs = tuple(
+            ManifestRun(
+                run.index,
+                self.offsets[run.index],
+                self.verified.get(run.index, 0),
+                self.digests.get(run.index, b""),
+                self.pieces.get(run.index, b""),
+            )
+            for run in self.runs
+        )
         return Manifest(
             holder=holder,
             number=self.number,
             plan_key=self.plan_key,
             agent=at.agent,
             metadata=at.metadata,
-            base=at.base + arena.start(self.part),
+            base=0 if self.pieces else at.base + arena.start(self.part),
             device=at.device,
             memory=at.memory,
             runs=runs,

@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from refit_api.errors import PeerError, TransferError
-from refit_api.wire import Manifest, WorkerRef
+from refit_api.errors import PeerError, TransferError, WireMismatch
+from refit_api.wire import Manifest, ManifestRun, WorkerRef
 
+from refit_runtime.pieces import parts_of
 from refit_runtime.plan.plan import Chunk
 from refit_runtime.ports import Peer, Read, Transfer, Transport
 
@@ -54,9 +55,9 @@ class Connections:
         for other in [other for other in known if other.agent != place.agent or other.plan_key != place.plan_key]:
             _close(known.pop(other))
         if place not in known:
-            at = {run.index: run.offset for run in manifest.runs}
-            mine = [(chunk, local) for chunk, local in chunks if chunk.run in at]
-            reads = [Read(at[chunk.run] + chunk.offset, local, chunk.bytes) for chunk, local in mine]
+            runs = {run.index: run for run in manifest.runs}
+            mine = [(chunk, local) for chunk, local in chunks if chunk.run in runs]
+            reads = [_read(runs[chunk.run], chunk, local) for chunk, local in mine]
             known[place] = Connection(place, self._transport.connect(manifest, reads), {chunk: i for i, (chunk, _) in enumerate(mine)})
         return known[place]
 
@@ -70,6 +71,15 @@ class Connections:
             for connection in known.values():
                 _close(connection)
         self._open.clear()
+
+
+def _read(run: ManifestRun, chunk: Chunk, local: int) -> Read:
+    if not run.pieces:
+        return Read(run.offset + chunk.offset, local, chunk.bytes)
+    parts = parts_of(run.pieces, chunk.offset, chunk.bytes)
+    if sum(size for _, size in parts) != chunk.bytes:
+        raise WireMismatch(f"run {run.index}: the manifest's pieces end before {chunk.offset + chunk.bytes} bytes: run one release of Refit everywhere")
+    return Read(parts[0][0], local, chunk.bytes, parts)
 
 
 def _close(connection: Connection) -> None:

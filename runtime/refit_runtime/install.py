@@ -6,7 +6,7 @@ puts them back into the arena. Both need a list that writes every byte without a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from refit_api.errors import DigestMismatch, InstallError
@@ -57,7 +57,7 @@ class CopyList:
     def prepare_check(self) -> None:
         """So that a check in the pause finds everything made."""
         if self._readback is None:
-            self._readback = ReadBack(list(zip(self._copies, self._live, strict=True)), self._memory, self._device)
+            self._readback = ReadBack(as_in_runs(self._copies, self._live), self._memory, self._device)
 
     def check(self, holding: Holding, digests: Digests, cancelled: Callable[[], bool]) -> None:
         """Raises DigestMismatch if a live parameter is not what the version says. Ends early, silently, when cancelled."""
@@ -84,3 +84,16 @@ class CopyList:
             block=block,
             source="live parameters",
         )
+
+
+def as_in_runs(copies: Sequence[InstallCopy], live: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    """(run, array): each part of a live parameter turned back to how the run has it; what is needed twice counts once."""
+    found: list[tuple[int, torch.Tensor]] = []
+    last = -1
+    for copy, part in zip(copies, live, strict=True):
+        if copy.offset == last:
+            continue
+        last = copy.offset
+        array = part[(0,) * (part.dim() - len(copy.shape))].detach()
+        found.append((copy.run, array if copy.perm is None else array.permute([copy.perm.index(dim) for dim in range(len(copy.perm))])))
+    return found

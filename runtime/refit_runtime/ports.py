@@ -114,11 +114,22 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One contiguous piece: `bytes` at `remote` (offset from the manifest's base) to `local` (offset in our arena)."""
+    """`bytes` at `remote` (offset from the manifest's base) to `local` (offset in our arena).
+
+    `parts` are where the bytes lie instead, one after the other, as (offset from the base, bytes), if the holder has them in several places.
+    """
 
     remote: int
     local: int
     bytes: int
+    parts: tuple[tuple[int, int], ...] = ()
+
+    def moves(self) -> Iterator[tuple[int, int, int]]:
+        """(remote, local, bytes) of each contiguous part."""
+        local = self.local
+        for remote, size in self.parts or ((self.remote, self.bytes),):
+            yield remote, local, size
+            local += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +167,12 @@ class Peer(Protocol):
 
 
 class Transport(Protocol):
-    """One per process. A new registration is a new agent: no read through the old one survives it."""
+    """One per process. A new registration is a new agent: no read through the old one survives it.
 
-    def register(self, arena: torch.Tensor) -> None: ...
+    Reads land in `arena`; others may read from it and from `more`.
+    """
+
+    def register(self, arena: torch.Tensor, *more: torch.Tensor) -> None: ...
     def registration(self) -> Registration: ...
     def connect(self, manifest: Manifest, pieces: Sequence[Read]) -> Peer: ...
 

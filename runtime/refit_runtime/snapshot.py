@@ -7,10 +7,11 @@ few tensors. After a copy training may go on: the arena is ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from refit_runtime.plan.plan import SourcePlan
+from refit_runtime.digest import Digests
+from refit_runtime.plan.plan import Run, SourcePlan
 from refit_runtime.ports import Copies, Memory, WeightSource
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ class Snapshot:
     """`order` maps the plan's shard numbers to those of the source; `part` is where the runs lie."""
 
     def __init__(self, plan: SourcePlan, order: Sequence[int], source: WeightSource, part: torch.Tensor, memory: Memory) -> None:
-        self._source, self._memory = source, memory
+        self._source, self._memory, self._part = source, memory, part
         self.offsets = plan.offsets
+        self.pieces: dict[int, bytes] = {}
         self._to = [typed(part[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, tuple(hi - lo for lo, hi in copy.box)) for copy in plan.copies]
         self._boxes = [(order[copy.shard], tuple(slice(lo, hi) for lo, hi in copy.box)) for copy in plan.copies]
         self._shards = sorted({shard for shard, _ in self._boxes})
@@ -45,6 +47,12 @@ class Snapshot:
             self._copies = self._memory.copies([(to, views[shard][box]) for to, (shard, box) in zip(self._to, self._boxes, strict=True)])
             self._start(self._copies)
         self._copies.wait()
+
+    def digests(self, runs: Iterable[Run], digests: Digests) -> Iterator[tuple[int, bytes]]:
+        """(run, its block digests)."""
+        for run in runs:
+            start = self.offsets[run.index]
+            yield run.index, self._memory.digests(self._part[start : start + run.bytes], digests)
 
     def _start(self, copies: Copies) -> None:
         for shard, (live, copy) in self._wider.items():

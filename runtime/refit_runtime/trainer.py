@@ -3,7 +3,8 @@
     bind -> publish(step): number from the catalog -> free an arena part -> snapshot | then beside the training: digests, open, seal
 
 - All ranks call `publish` with the same step; the key `runId:step` gives all of them one number without a collective.
-- Training is stopped for the snapshot only. What fails after it fails the version, is logged, and never stops training.
+- Training is stopped for the snapshot only; with snapshot InPlace, which copies nothing, until `release`.
+- What fails after the snapshot fails the version, is logged, and never stops training.
 - The manifest of a version is served before its shard is advertised (O4); memory is reused after its holder was closed and drained (O9).
 - While the catalog is away `publish` raises CatalogUnavailable(retry_after): nothing hangs.
 """
@@ -22,8 +23,10 @@ from refit_api.wire import CreateVersion, EndVersion, OpenShard, Role, SealShard
 from refit_runtime import last_words
 from refit_runtime.arena import SPARE, Arena, Holding, Holdings, device_of
 from refit_runtime.digest import Digests, run_root
+from refit_runtime.inplace import InPlace, refuse_unreadable
 from refit_runtime.patience import Patience
 from refit_runtime.plan.key import canonical_order, encode_shards
+from refit_runtime.plan.plan import SourcePlan
 from refit_runtime.planner import Planned, Planner
 from refit_runtime.ports import Seams, WeightSource
 from refit_runtime.settings import RuntimeSettings
@@ -47,8 +50,6 @@ class TrainerClient:
         self._run_id = run_id if run_id is not None else settings.run.id
         if not self._run_id:
             raise SpecError("the trainer has no run id: pass run_id, set REFIT_RUN_ID, or start it with torchrun; it must change with each restart")
-        if settings.trainer.snapshot == "InPlace":
-            raise SpecError("spec.trainer.snapshot: InPlace is not carried out by this release; use Device or Host", seen="InPlace")
         self._settings, self._seams, self._rank = settings, seams, rank
         self.worker = Worker(settings, seams, Role.TRAINER, rank, world)
         self.planner = Planner(seams.catalog, self.worker.group)
@@ -56,7 +57,8 @@ class TrainerClient:
         self._holdings = Holdings(self.arena, seams.transport, lambda: self.worker.ref, settings.trainer.arenas)
         self._patience = Patience(seams, self.worker)
         self._planned: Planned | None = None
-        self._snapshots: dict[tuple[int, str, int], Snapshot] = {}
+        self._in_place = settings.trainer.snapshot == "InPlace"
+        self._snapshots: dict[tuple[int, str, int], Snapshot | InPlace] = {}
         self._source: WeightSource | None = None
         self._order: tuple[int, ...] = ()
         self._pool = ThreadPoolExecutor(1, "refit-seal")
@@ -64,12 +66,15 @@ class TrainerClient:
 
     @last_words.fatal()
     def bind(self, source: WeightSource) -> None:
-        """Registers with the layout of the live weights; allocates the arena."""
+        """Registers with the layout of the live weights; allocates the arena, if there is one."""
         assert self._source is None, "bind once"
         shards = source.shards()
         self._source, self._order = source, canonical_order(shards)
         self.arena.device = self._device(source)
-        self.arena.reserve(int(sum(box_elements(shard.box) * shard.tensor.dtype.bytes for shard in shards.shards) * (1 + SPARE)))
+        if self._in_place:
+            refuse_unreadable(shards.shards, (source.view(index) for index in range(len(shards.shards))))
+        else:
+            self.arena.reserve(int(sum(box_elements(shard.box) * shard.tensor.dtype.bytes for shard in shards.shards) * (1 + SPARE)))
         layout = encode_shards(shards)
         self.worker.join(layout, self._holdings.answer, self._repeat, arena_bytes=self.arena.bytes, run_id=self._run_id)
         self.planner.own(self.worker.layout, layout)
@@ -91,11 +96,11 @@ class TrainerClient:
         if version is None:
             return None
         try:
-            holding = self._snapshot(version)
+            snapshot, holding = self._snapshot(version)
         except RefitError as error:
             self._abort(version.number, error)
             raise
-        self._sealing = self._pool.submit(self._seal, version, holding)
+        self._sealing = self._pool.submit(self._seal, version, snapshot, holding)
         return version
 
     def _create(self, step: int) -> Version | None:
@@ -115,13 +120,13 @@ class TrainerClient:
                 self._planned = self.planner.planned(created.plan_key)
         raise PeerUnavailable(f"step {step}: the layouts of the group changed {PLAN_TRIES} times while this rank planned", retry_after=5.0)
 
-    def _snapshot(self, version: Version) -> Holding:
+    def _snapshot(self, version: Version) -> tuple[Snapshot | InPlace, Holding]:
         planned, source = self._planned, self._source
         assert planned is not None, "a version is created with a plan"
         assert source is not None, "bind before publish"
         deadline = self._seams.clock.monotonic() + self._settings.versions.drain_seconds + self.worker.registered.lease_seconds
         mine = planned.plan.source(self._rank) if self._stale(planned) else None
-        if mine is not None and mine.arena_bytes > self.arena.part_bytes:
+        if mine is not None and not self._in_place and mine.arena_bytes > self.arena.part_bytes:
             for held in self._holdings.all():
                 self._free(held, deadline)
             self.arena.reserve(mine.arena_bytes)
@@ -132,13 +137,19 @@ class TrainerClient:
         if key not in self._snapshots:
             mine = mine if mine is not None else planned.plan.source(self._rank)
             self._snapshots = {old: kept for old, kept in self._snapshots.items() if old[:2] == key[:2]}
-            self._snapshots[key] = Snapshot(mine, self._order, source, self.arena.part(part), self._seams.memory)
+            self._snapshots[key] = self._prepared(mine, source, part)
         snapshot = self._snapshots[key]
         snapshot.take()
         runs = tuple(planned.plan.runs[run] for run in snapshot.offsets)
-        holding = Holding(version.number, planned.key, part, runs, dict(snapshot.offsets), verified={run.index: 0 for run in runs})
+        verified = {run.index: 0 for run in runs}
+        holding = Holding(version.number, planned.key, part, runs, dict(snapshot.offsets), verified=verified, pieces=snapshot.pieces)
         self._holdings.parts[part] = holding
-        return holding
+        return snapshot, holding
+
+    def _prepared(self, plan: SourcePlan, source: WeightSource, part: int) -> Snapshot | InPlace:
+        if self._in_place:
+            return InPlace(plan, self._order, source, self._seams.memory, self._seams.transport)
+        return Snapshot(plan, self._order, source, self.arena.part(part), self._seams.memory)
 
     def _stale(self, planned: Planned) -> bool:
         return not any(key[:2] == (self.arena.allocations, planned.key) for key in self._snapshots)
@@ -147,17 +158,15 @@ class TrainerClient:
         self._patience.drained(holding, deadline)
         self._holdings.parts[holding.part] = None
 
-    def _seal(self, version: Version, holding: Holding) -> None:
+    def _seal(self, version: Version, snapshot: Snapshot | InPlace, holding: Holding) -> None:
         """Beside the training: shards are offered, digested, sealed."""
         try:
             deadline = self._seams.clock.monotonic() + self._settings.versions.publish_deadline_seconds
             self._patience.until(deadline, lambda: self._open(holding))
             digests = Digests(self.worker.registered.group_uid, version.number)
-            data = self.arena.part(holding.part)
-            for run in holding.runs:
-                start = holding.offsets[run.index]
-                holding.digests[run.index] = self._seams.memory.digests(data[start : start + run.bytes], digests)
-                holding.verified[run.index] = run.bytes
+            sizes = {run.index: run.bytes for run in holding.runs}
+            for index, found in snapshot.digests(holding.runs, digests):
+                holding.digests[index], holding.verified[index] = found, sizes[index]
             self._patience.until(deadline, lambda: self._seal_all(holding))
         except RefitError as error:
             log.warning("publish failed", version=version.number, step=version.step, error=error.message, facts=error.facts)

@@ -103,7 +103,7 @@ ROWS = [
         "a field of a later release is named",
         observed(catalog(generator("a"))),
         {"Stalled": ("True", "NotImplemented")},
-        spec={"trainer__snapshot": "Host"},
+        spec={"trainer__hostCopies": 1},
         phase="Stalled",
     ),
     Row(
@@ -185,9 +185,9 @@ def test_the_second_look_writes_and_announces_nothing(row: Row) -> None:
 
 def test_nothing_is_applied_while_the_spec_is_refused() -> None:
     """Fail closed: the group goes on as it is."""
-    decision = run(observed(catalog(generator("a", staging=2), versions=V2)), trainer__snapshot="Host")
+    decision = run(observed(catalog(generator("a", staging=2), versions=V2)), trainer__hostCopies=1)
     assert only(decision.actions, Apply) == []
-    assert "spec.trainer.snapshot" in next(c.message for c in status_of(decision).conditions if c.type == "Stalled")
+    assert "spec.trainer.hostCopies" in next(c.message for c in status_of(decision).conditions if c.type == "Stalled")
 
 
 def test_the_message_of_a_missing_pin_lists_what_can_be_pinned() -> None:

@@ -30,3 +30,23 @@ def perturb(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(1.5).add_(0.25)
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module, dtype: torch.dtype | None = None) -> bool:
+    return all(torch.equal(a.to(dtype or a.dtype), b.to(dtype or b.dtype)) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def half(module: Any, place: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Rows of everything but the norm, columns of the layer's weight; under the names of the whole."""
+    part, parts = torch.nn.Module(), {}
+    part.layer = torch.nn.Module()
+    for name, tensor in module.named_parameters():
+        box = [(0, extent) for extent in tensor.shape]
+        if name != "norm":
+            dim = 1 if name == "layer.weight" else 0
+            size = tensor.shape[dim] // 2
+            box[dim] = (place * size, (place + 1) * size)
+        piece = tensor[tuple(slice(lo, hi) for lo, hi in box)].detach().clone()
+        (part.layer if "." in name else part).register_parameter(name.split(".")[-1], torch.nn.Parameter(piece))
+        parts[name] = (tuple(tensor.shape), tuple(box))
+    return part, parts

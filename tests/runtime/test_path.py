@@ -14,11 +14,7 @@ from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.torch_module import TorchTarget
 from refit_runtime.control import ControlClient
 
-from tests.runtime.steps import perturb, publish_all, refit
-
-
-def same(one: torch.nn.Module, other: torch.nn.Module, dtype: torch.dtype | None = None) -> bool:
-    return all(torch.equal(a.to(dtype or a.dtype), b.to(dtype or b.dtype)) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+from tests.runtime.steps import half, perturb, publish_all, refit, same
 
 
 def test_first_refit(world: Any, net: Any, orders: Any) -> None:
@@ -80,22 +76,6 @@ def test_tensor_parallel_replicas_to_two_coordinates(world: Any, net: Any, order
     for place, (module, _) in enumerate(halves):
         assert same(half(whole.to(wire), place)[0], module)
     assert ranks[0].report().serving_root == ranks[1].report().serving_root == world.version(number).root
-
-
-def half(module: Any, place: int) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """Rows of everything but the norm, columns of the layer's weight; under the names of the whole."""
-    part, parts = torch.nn.Module(), {}
-    part.layer = torch.nn.Module()
-    for name, tensor in module.named_parameters():
-        box = [(0, extent) for extent in tensor.shape]
-        if name != "norm":
-            dim = 1 if name == "layer.weight" else 0
-            size = tensor.shape[dim] // 2
-            box[dim] = (place * size, (place + 1) * size)
-        piece = tensor[tuple(slice(lo, hi) for lo, hi in box)].detach().clone()
-        (part.layer if "." in name else part).register_parameter(name.split(".")[-1], torch.nn.Parameter(piece))
-        parts[name] = (tuple(tensor.shape), tuple(box))
-    return part, parts
 
 
 def test_the_next_generator_reads_from_a_relay_only(world: Any, net: Any, orders: Any) -> None:

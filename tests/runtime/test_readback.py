@@ -10,6 +10,7 @@ import torch
 from refit_api.tensors import Dtype, whole
 from refit_runtime.adapters.host_memory import HostMemory
 from refit_runtime.digest import BLOCK, DIGEST_BYTES, Digests, block_count
+from refit_runtime.install import as_in_runs
 from refit_runtime.plan.plan import InstallCopy
 from refit_runtime.readback import ReadBack
 
@@ -40,7 +41,7 @@ def test_digests_of_the_arena(pieces: Any, blocks: int) -> None:
             copy = InstallCopy(run, at, size, Dtype.FLOAT32, shape, "t", 0, "p", perm, whole(tuple(live.shape)))
             found += [(copy, live)] * 2
             at += size
-    back = ReadBack(found, HostMemory(), torch.device("cpu"), window=blocks * BLOCK)
+    back = ReadBack(as_in_runs(*zip(*found, strict=True)), HostMemory(), torch.device("cpu"), window=blocks * BLOCK)
     for _ in range(2):
         seen = [b"", b""]
         for run, block, digests in back.digests(DIGESTS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,21 @@ def test_pieces_arrive_where_they_belong(pair: Any) -> None:
     assert torch.equal(here[2 * MIB : 3 * MIB], there[MIB : 2 * MIB])
     assert torch.equal(here[:512], there[2 * MIB + 256 : 2 * MIB + 768])
     assert not here[512 : 2 * MIB].any()
+    peer.close()
+
+
+def test_a_piece_may_lie_in_several_places_of_several_regions(pair: Any) -> None:
+    """As live weights do: addresses are absolute, and one read moves all."""
+    source, reader, there, here = pair
+    more = HostMemory().allocate(MIB, torch.device("cpu"))
+    more.copy_(torch.randint(0, 256, (MIB,), dtype=torch.uint8))
+    source.register(there, more)
+    parts = ((there.data_ptr() + MIB, 512), (more.data_ptr() + 100, 36), (there.data_ptr(), 4))
+    peer = reader.connect(replace(manifest(source), base=0), [Read(parts[0][0], MIB, 552, parts), Read(more.data_ptr(), 0, 1000)])
+    for transfer in [peer.read(0), peer.read(1)]:
+        finish(transfer)
+    assert torch.equal(here[MIB : MIB + 552], torch.cat([there[MIB : MIB + 512], more[100:136], there[:4]]))
+    assert torch.equal(here[:1000], more[:1000])
     peer.close()
 
 

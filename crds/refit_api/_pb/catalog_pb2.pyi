@@ -552,16 +552,18 @@ class GetManifest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., holder: _Optional[_Union[WorkerRef, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class ManifestRun(_message.Message):
-    __slots__ = ("index", "offset", "bytes", "digests")
+    __slots__ = ("index", "offset", "bytes", "digests", "pieces")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset: int
     bytes: int
     digests: bytes
-    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ..., digests: _Optional[bytes] = ...) -> None: ...
+    pieces: bytes
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ..., digests: _Optional[bytes] = ..., pieces: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("holder", "number", "plan_key", "agent", "metadata", "base", "device", "memory", "runs")

@@ -116,11 +116,11 @@ def _split(manifest: Manifest) -> Iterator[Manifest]:
     runs: list[ManifestRun] = []
     size = 0
     for run in manifest.runs:
-        if runs and size + len(run.digests) > rpc.FRAME_BYTES:
+        if runs and size + len(run.digests) + len(run.pieces) > rpc.FRAME_BYTES:
             yield replace(frame, runs=tuple(runs))
             frame, runs, size = replace(frame, metadata=b""), [], 0
         runs.append(run)
-        size += len(run.digests) + 64
+        size += len(run.digests) + len(run.pieces) + 64
     yield replace(frame, runs=tuple(runs))
 
 

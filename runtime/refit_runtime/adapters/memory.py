@@ -22,15 +22,22 @@ from refit_runtime.ports import Clock, ManifestAnswer, Peer, Read, Registration,
 class Fabric:
     """What connects the transports and manifest servers of one process."""
 
-    arenas: dict[str, torch.Tensor] = field(default_factory=dict)
+    arenas: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     manifests: dict[str, tuple[bytes, ManifestAnswer]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def remote(self, agent: str) -> torch.Tensor:
+    def remote(self, agent: str) -> tuple[torch.Tensor, ...]:
         with self.lock:
             if agent not in self.arenas:
                 raise PeerUnavailable(f"the agent {agent} is gone: use another holder", peer=agent)
             return self.arenas[agent]
+
+    def bytes_at(self, agent: str, address: int, size: int) -> torch.Tensor:
+        for memory in self.remote(agent):
+            start = address - memory.data_ptr()
+            if start >= 0 and start + size <= memory.numel():
+                return memory[start : start + size]
+        raise TransferError(f"{size} bytes at {address:#x} are not registered by {agent}: use another holder", peer=agent)
 
 
 class MemoryTransport:
@@ -42,11 +49,11 @@ class MemoryTransport:
         self._arena: torch.Tensor | None = None
         self._counters = {"registrations": 0, "connections": 0, "reads": 0, "bytes": 0}
 
-    def register(self, arena: torch.Tensor) -> None:
+    def register(self, arena: torch.Tensor, *more: torch.Tensor) -> None:
         self.close()
         self._agent, self._arena = f"memory-{uuid4()}", arena
         with self._fabric.lock:
-            self._fabric.arenas[self._agent] = arena
+            self._fabric.arenas[self._agent] = (arena, *more)
         self._counters["registrations"] += 1
 
     def registration(self) -> Registration:
@@ -62,9 +69,8 @@ class MemoryTransport:
         """Nothing lands once this transport has another agent."""
         if agent != self._agent or self._arena is None:
             raise TransferError("the read belongs to an agent that was replaced", peer=manifest.agent)
-        remote = self._fabric.remote(manifest.agent)
-        start = manifest.base - remote.data_ptr() + piece.remote
-        self._arena[piece.local : piece.local + piece.bytes].copy_(remote[start : start + piece.bytes])
+        for remote, local, size in piece.moves():
+            self._arena[local : local + size].copy_(self._fabric.bytes_at(manifest.agent, manifest.base + remote, size))
         if self._arena.is_cuda:  # a read that is done is in memory
             torch.cuda.current_stream(self._arena.device).synchronize()
         self._counters["bytes"] += piece.bytes
@@ -134,9 +140,9 @@ class FaultyTransport:
         self._inner, self._faults, self._clock = inner, faults, clock
         self._arena: torch.Tensor | None = None
 
-    def register(self, arena: torch.Tensor) -> None:
+    def register(self, arena: torch.Tensor, *more: torch.Tensor) -> None:
         self._arena = arena
-        self._inner.register(arena)
+        self._inner.register(arena, *more)
 
     def registration(self) -> Registration:
         return self._inner.registration()

@@ -12,6 +12,7 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -40,7 +41,7 @@ class NixlTransport:
         self._faults = _fault_types(self._api)
         self._lock = threading.Lock()
         self._counters = {"registrations": 0, "connections": 0, "reads": 0, "bytes": 0}
-        self._arena: torch.Tensor | None = None
+        self._memory: list[torch.Tensor] = []
         self._peers: dict[str, int] = {}
         self._agent = self._make_agent()
         self._registration: Registration | None = None
@@ -58,18 +59,20 @@ class NixlTransport:
             ) from error
         return agent
 
-    def register(self, arena: torch.Tensor) -> None:
-        if self._arena is not None:
+    def register(self, arena: torch.Tensor, *more: torch.Tensor) -> None:
+        if self._memory:
             self.close()
             self._agent = self._make_agent()
+        memory = [arena, *more]
         try:
-            self._agent.register_memory([arena])
+            self._agent.register_memory(memory)
         except self._faults as error:
-            raise TransferError(f"NIXL cannot register the arena of {arena.numel()} bytes ({error}): check the memory lock limit and the devices") from error
+            size = sum(region.numel() for region in memory)
+            raise TransferError(f"NIXL cannot register {size} bytes in {len(memory)} places ({error}): check the memory lock limit and the devices") from error
         device = max(arena.get_device(), 0)
-        memory = "VRAM" if arena.is_cuda else "DRAM"
-        self._arena = arena
-        self._registration = Registration(self._agent.name, self._agent.get_agent_metadata(), arena.data_ptr(), device, memory)
+        kind = "VRAM" if arena.is_cuda else "DRAM"
+        self._memory = memory
+        self._registration = Registration(self._agent.name, self._agent.get_agent_metadata(), arena.data_ptr(), device, kind)
         self._counters["registrations"] += 1
 
     def registration(self) -> Registration:
@@ -89,12 +92,15 @@ class NixlTransport:
                     raise WireMismatch("the manifest names another agent than its metadata: fetch it again", seen=name, expected=manifest.agent)
                 self._agent.make_connection(name)
                 self._counters["connections"] += 1
-            here = [(mine.base + piece.local, piece.bytes, mine.device) for piece in pieces]
-            there = [(manifest.base + piece.remote, piece.bytes, manifest.device) for piece in pieces]
+            moves = [list(piece.moves()) for piece in pieces]
+            here = [(mine.base + local, size, mine.device) for piece in moves for _, local, size in piece]
+            there = [(manifest.base + remote, size, manifest.device) for piece in moves for remote, _, size in piece]
             local = self._agent.prep_xfer_dlist("", here, mine.memory)
             remote = self._agent.prep_xfer_dlist(manifest.agent, there, manifest.memory)
             self._peers[manifest.agent] = self._peers.get(manifest.agent, 0) + 1
-        return _NixlPeer(self, self._agent, manifest.agent, (local, remote), tuple(piece.bytes for piece in pieces))
+        ends = list(accumulate(len(piece) for piece in moves))
+        of_piece = tuple(range(end - len(piece), end) for piece, end in zip(moves, ends, strict=True))
+        return _NixlPeer(self, self._agent, manifest.agent, (local, remote), of_piece, tuple(piece.bytes for piece in pieces))
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
@@ -115,9 +121,9 @@ class NixlTransport:
         with self._translated(peer):
             return _ended(agent.check_xfer_state(handle), peer)
 
-    def handle(self, agent: Any, peer: str, lists: tuple[Any, Any], piece: int) -> Any:
+    def handle(self, agent: Any, peer: str, lists: tuple[Any, Any], parts: range) -> Any:
         with self._translated(peer):
-            return agent.make_prepped_xfer("READ", lists[0], [piece], lists[1], [piece])
+            return agent.make_prepped_xfer("READ", lists[0], list(parts), lists[1], list(parts))
 
     def forget(self, agent: Any, peer: str) -> None:
         """The last user of a remote agent disconnects it."""
@@ -134,15 +140,15 @@ class NixlTransport:
         with self._lock:
             agent, self._agent = self._agent, None
             peers, self._peers = list(self._peers), {}
-            arena, self._arena, self._registration = self._arena, None, None
+            memory, self._memory, self._registration = self._memory, [], None
             if agent is None:
                 return
             for peer in peers:  # before exit, or the other side waits for us
                 with self._translated(peer):
                     agent.remove_remote_agent(peer)
-            if arena is not None:
+            if memory:
                 with self._translated(agent.name):
-                    agent.deregister_memory(agent.get_reg_descs([arena]))
+                    agent.deregister_memory(agent.get_reg_descs(memory))
 
     @contextmanager
     def _translated(self, peer: str) -> Iterator[None]:
@@ -154,15 +160,15 @@ class NixlTransport:
 
 
 class _NixlPeer:
-    """A transfer handle per piece, made when it is first read."""
+    """A transfer handle per piece, made when it is first read. `parts`: the entries of both lists that it moves."""
 
-    def __init__(self, transport: NixlTransport, agent: Any, name: str, lists: tuple[Any, Any], sizes: tuple[int, ...]) -> None:
-        self._transport, self._agent, self._name, self._lists, self._sizes = transport, agent, name, lists, sizes
+    def __init__(self, transport: NixlTransport, agent: Any, name: str, lists: tuple[Any, Any], parts: tuple[range, ...], sizes: tuple[int, ...]) -> None:
+        self._transport, self._agent, self._name, self._lists, self._parts, self._sizes = transport, agent, name, lists, parts, sizes
         self._handles: dict[int, Any] = {}
 
     def read(self, piece: int) -> Transfer:
         if piece not in self._handles:
-            self._handles[piece] = self._transport.handle(self._agent, self._name, self._lists, piece)
+            self._handles[piece] = self._transport.handle(self._agent, self._name, self._lists, self._parts[piece])
         return self._transport.post(self._agent, self._name, self._handles[piece], self._sizes[piece])
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ class Case:
     world: World
     model: dict[str, Any] = field(default_factory=dict)
     tied: bool = False
+    dtype: Dtype | None = None
 
 
 QWEN_MOE = {"num_moe_experts": 4, "moe_ffn_hidden_size": 24, "moe_router_topk": 2, "qk_layernorm": True}
@@ -38,6 +39,7 @@ DEEPSEEK = {
     "rope_type": "rope", "moe_layer_freq": [0, 1], "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "q_lora_rank": 12,
 }  # fmt: skip
 LAYER_NORM = {"normalization": "LayerNorm"}
+MASTERS = {"params_dtype": torch.float32, "bf16": False, "pipeline_dtype": torch.float32}
 AROUND_ZERO = {"layernorm_zero_centered_gamma": True}
 
 CASES = {
@@ -56,6 +58,9 @@ CASES = {
     "context-parallel replicas": Case("llama", World(4, tp=2, cp=2)),
     "context-parallel and data-parallel replicas": Case("llama", World(4, cp=2)),
     "sequence parallel": Case("qwen3", World(2, tp=2, sp=True), {"qk_layernorm": True, **LAYER_NORM}),
+    "weights in float32, published in bfloat16": Case(
+        "qwen3", World(2, tp=2), {**MASTERS, "qk_layernorm": True, **LAYER_NORM, **AROUND_ZERO}, dtype=Dtype.BFLOAT16
+    ),
     "norms around zero": Case("qwen3", World(2, tp=2), {"qk_layernorm": True, **LAYER_NORM, **AROUND_ZERO}),
     "norms around zero in trainer and engine": Case("gemma", World(2, tp=2), {"kv_channels": 16, **LAYER_NORM, **AROUND_ZERO}, tied=True),
     "experts on every rank": Case("qwen3_moe", World(2, tp=2), QWEN_MOE),
@@ -83,13 +88,15 @@ def test_the_ranks_hold_the_checkpoint(case: Case) -> None:
     config = case.world.config(**case.model)
     offered: Offered = []
     for rank in trainer.ranks(config):
-        source = MegatronSource(rank.chunks, rank.mesh, case.family, WORDS)
+        source = MegatronSource(rank.chunks, rank.mesh, case.family, WORDS, case.dtype)
         shards = source.shards().shards
         once = [index for index, shard in enumerate(shards) if not re.search(r"layers\..*(embed_tokens|shared_head\.head)", shard.tensor.name)]
         elements = sum(source.view(index).numel() for index in once)
         assert elements == tensors_of(rank.chunks) - padding_of(rank.chunks, rank.mesh.tp.rank), "every element once"
         offered.append(source)
     expected = checkpoint(trainer.whole, config, case.family, WORDS)
+    if case.dtype is not None:
+        expected = {name: tensor.to(getattr(torch, case.dtype.value)) for name, tensor in expected.items()}
     assert_equal(assemble(offered), expected)
     for halves in (1, 2):
         for found in refitted(offered, expected, halves):
@@ -115,7 +122,7 @@ def assemble(offered: Offered) -> dict[str, torch.Tensor]:
     for source in offered:
         for index, shard in enumerate(source.shards().shards):
             name, view = shard.tensor.name, source.view(index)
-            view = (view.float() + shard.plus).to(view.dtype) if shard.plus else view
+            view = (view + shard.plus if shard.plus else view).to(getattr(torch, shard.tensor.dtype.value))
             assert shapes.setdefault(name, (shard.tensor.shape, shard.tensor.dtype)) == (shard.tensor.shape, shard.tensor.dtype)
             assert torch.equal(boxes.setdefault(name, {}).setdefault(shard.box, view), view), f"{name} {shard.box} differs between ranks"
     return {name: place(shapes[name][0], parts) for name, parts in boxes.items()}

@@ -1,7 +1,8 @@
 """A Megatron rank as a `WeightSource`: facts at construction, live memory at every `view`.
 
 Parameters are looked up again for every view, for Megatron moves `parameter.data` when it builds gradient and optimizer buffers.
-With a distributed optimizer that gathers parameters during the next forward pass, gather them (`start_param_sync`) before publishing.
+What is published are the model's own parameters, whatever the optimizer keeps beside them: masters in float32, or a rank's part of them. An optimizer
+that leaves the gathering of its parts to the next forward pass has to gather them before: until then a view is refused.
 Norms are published as the family's checkpoints have them: around one, or around zero.
 A tied output on the embedding's stage is the same memory and adds nothing; on another stage it is an equal copy.
 """
@@ -43,6 +44,7 @@ class MegatronSource:
         table = family(names) if isinstance(names, str) else names
         found = (leaves(chunk, mesh, vocabulary, f"model[{index}]" if len(chunks) > 1 else "") for index, chunk in enumerate(chunks))
         self._held = tuple(held for of_chunk in found for leaf in of_chunk for held in shards_of(leaf, table, dtype))
+        self._buckets = {parameter: bucket for chunk in chunks for parameter, bucket in getattr(chunk, "param_to_bucket_group", {}).items()}
         self._facts = RankShards(mesh.rank, mesh.dp.rank, tuple(held.shard for held in self._held))
         refuse_twice(self._held)
 
@@ -51,6 +53,7 @@ class MegatronSource:
 
     def view(self, index: int) -> torch.Tensor:
         held = self._held[index]
+        refuse_ungathered(held.leaf, self._buckets.get(held.leaf.held()))
         memory = held.leaf.view()
         expected = held.leaf.layout.local(held.leaf.path)
         if tuple(memory.shape) != expected:
@@ -92,6 +95,19 @@ def dtype_of(leaf: Leaf) -> Dtype:
         return Dtype(name)
     except ValueError:
         raise UnsupportedLayout(f"{leaf.path}: dtype {name}; expected one of {', '.join(d.value for d in Dtype)}", tensor=leaf.path, seen=name) from None
+
+
+def refuse_ungathered(leaf: Leaf, bucket: Any) -> None:
+    """`bucket`: Megatron's buffers of this and other parameters. Once gradients were reduced a step may have been taken, and each rank has its part of it."""
+    if bucket is None or not bucket.ddp_config.overlap_param_gather:
+        return
+    may_have_stepped = any(shard is not None for shard in bucket.cached_grad_buffer_shard_list)
+    if bucket.param_gather_handle is not None or (may_have_stepped and not bucket.param_gather_dispatched):
+        raise UnsupportedLayout(
+            f"{leaf.path} ({type(leaf.module).__name__}): overlap_param_gather is on and its data-parallel parts are not gathered yet; "
+            "call start_param_sync(force_sync=True) of each DistributedDataParallel before you publish",
+            tensor=leaf.path,
+        )
 
 
 def refuse_twice(held: Sequence[Held]) -> None:
