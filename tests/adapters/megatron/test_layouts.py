@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +14,10 @@ import torch
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, whole
 from refit_runtime.adapters.host_memory import HostMemory
 from refit_runtime.adapters.megatron.source import MegatronSource
-from refit_runtime.plan.plan import plan
+from refit_runtime.adapters.memory import Fabric, MemoryTransport
+from refit_runtime.inplace import InPlace
+from refit_runtime.pieces import parts_of
+from refit_runtime.plan.plan import SourcePlan, plan
 from refit_runtime.snapshot import Snapshot, typed
 
 from tests.adapters.megatron.reference import PADDED_WORDS, Trainer, World, checkpoint
@@ -155,6 +160,8 @@ def refitted(offered: Offered, expected: dict[str, torch.Tensor], ranks: int) ->
         facts = source.shards()
         arena = arenas[facts.rank] = torch.zeros(sources[facts.rank].arena_bytes, dtype=torch.uint8)
         Snapshot(sources[facts.rank], range(len(facts.shards)), source, arena, HostMemory()).take()
+        if not any(shard.plus or source.view(index).dtype != getattr(torch, shard.tensor.dtype.value) for index, shard in enumerate(facts.shards)):
+            assert_the_same_in_place(sources[facts.rank], source, arena)
     for owner in (0, -1):
         found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
         for coordinate in coordinates:
@@ -168,6 +175,18 @@ def refitted(offered: Offered, expected: dict[str, torch.Tensor], ranks: int) ->
                 part = found[copy.parameter][as_slices(coordinate.needs[copy.need].box)]
                 part[as_slices(copy.at)] = typed(arena[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, copy.shape)
         yield found
+
+
+def assert_the_same_in_place(made: SourcePlan, source: MegatronSource, arena: torch.Tensor) -> None:
+    """Readers of live memory find in its pieces what a copy has in its arena."""
+    live = InPlace(made, range(len(source.shards().shards)), source, HostMemory(), MemoryTransport(Fabric()))
+    live.take()
+    sizes = Counter[int]()
+    for copy in made.copies:
+        sizes[copy.run] += copy.nbytes
+    for run, offset in made.offsets.items():
+        found = b"".join(ctypes.string_at(address, size) for address, size in parts_of(live.pieces[run], 0, sizes[run]))
+        assert found == arena[offset : offset + sizes[run]].numpy().tobytes()
 
 
 def rows_of(name: str, tensor: torch.Tensor, rank: int, ranks: int) -> Need:

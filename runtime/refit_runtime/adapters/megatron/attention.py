@@ -25,7 +25,9 @@ def grouped(at: At) -> Iterator[Leaf]:
     heads, groups, width = config.num_attention_heads, config.num_query_groups, config.kv_channels
     for flag, why in (("attention_output_gate", "it adds gate rows to linear_qkv"), ("rotary_interleaved", "checkpoints rotate halves, not pairs")):
         if getattr(config, flag, False):
-            raise UnsupportedLayout(f"{at.path}: {flag} is on and {why}; train with it off, or give the tensors from your own source", module=at.path)
+            raise UnsupportedLayout(
+                f"{at.path}: {flag} is on and {why}; train with it off, or give the tensors from your own source", module=at.path, tensor="linear_qkv"
+            )
     fused = (heads + 2 * groups) * width
     yield from linear(at, "linear_qkv", Slot.QKV, (fused, config.hidden_size), tp, Heads(heads, groups, width))
     yield from norm(at, "q_layernorm", Slot.Q_NORM, width)

@@ -83,6 +83,7 @@ def expert_ids(at: At, config: Any) -> tuple[int, ...]:
             f"{at.path}.local_expert_indices: {list(ids)} on expert-parallel rank {at.mesh.ep.rank} of {size}; "
             f"expected {count // size} different ids below {count}",
             module=at.path,
+            tensor="experts",
             seen=list(ids),
         )
     return ids
