@@ -19,6 +19,7 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from refit_api.errors import SpecError
 
 BLOCK = 1 << 20
 DIGEST_BYTES = 16
@@ -51,7 +52,10 @@ class Digests:
 @cache
 def _sums() -> Callable[[Words, np.uint64, np.uint64, Words, Words], None]:
     """Compiled with the first digest of a process, in about 2 s; not kept on disk, which may be read-only."""
-    import numba
+    try:
+        import numba
+    except ImportError as error:
+        raise SpecError(f"digests on a CPU need numba, which cannot be used in this image ({error}): install refit[runtime] there, or a newer numba") from error
 
     u64 = np.uint64
     phi, ma, a1, a2 = (u64(value) for value in FIRST)
