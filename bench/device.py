@@ -99,6 +99,9 @@ class VllmEngine:
     def view(self, parameter: str) -> torch.Tensor:
         return self._memory[parameter]
 
+    def remake(self) -> None:
+        """Nothing is derived."""
+
     def holds(self, rank: MegatronRank) -> bool:
         """Whether all that the rank publishes is in the parameters."""
         places = {need.tensor: need for need in self._needs.needs}

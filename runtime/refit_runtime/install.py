@@ -26,7 +26,7 @@ class CopyList:
     """`part` is where the runs lie. Live parameters never move: their views are taken once."""
 
     def __init__(self, copies: tuple[InstallCopy, ...], target: WeightTarget, part: torch.Tensor, memory: Memory) -> None:
-        self._copies, self._memory = copies, memory
+        self._copies, self._memory, self._target = copies, memory, target
         self._arena, self._live = [], []
         for copy in copies:
             piece = typed(part[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, copy.shape)
@@ -46,6 +46,7 @@ class CopyList:
             self._install.wait()
         except RuntimeError as error:
             raise InstallError(f"copying into the live parameters failed ({error}): the engine's parameters changed, or its memory is broken") from error
+        self._target.remake()
 
     def gather(self) -> None:
         """The live parameters back into the arena."""

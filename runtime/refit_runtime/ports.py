@@ -83,6 +83,10 @@ class WeightTarget(Protocol):
         """The live parameter, in the shape and dtype of its `Parameter`; its address never changes."""
         ...
 
+    def remake(self) -> None:
+        """After all copies, in the pause: what the engine derives from its parameters follows them. Raises InstallError."""
+        ...
+
 
 class Copies(Protocol):
     """A list of copies, prepared once and run often."""

@@ -14,9 +14,8 @@ from unittest import mock
 
 import torch
 from refit_runtime.adapters.megatron.source import MegatronSource
-from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
-from refit_runtime.adapters.vllm.loading import Loaded, keep_plain_linears
-from refit_runtime.adapters.vllm.recorder import live_tensors, record
+from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
+from refit_runtime.adapters.vllm.remade import tensors
 from refit_runtime.adapters.vllm.target import VllmTarget, coordinate
 from safetensors.torch import save_file
 
@@ -59,6 +58,7 @@ PAIRS = {
     "TP2 -> TP1": Pair("llama", World(2, tp=2), {"one": Engine(1)}),
     "PP2 -> TP2": Pair("llama", World(2, pp=2), {"pair": Engine(2)}),
     "TP2, EP4 -> TP4": Pair("qwen3_moe", World(4, tp=2, ep=4, etp=1), {"four": Engine(4)}, {**EXPERTS, "qk_layernorm": True}),
+    "EP2 -> TP1": Pair("qwen3_moe", World(2, ep=2), {"one": Engine(1)}, {**EXPERTS, "qk_layernorm": True}),
     "EP8 -> TP2": Pair("qwen3_moe", World(8, ep=8), {"pair": Engine(2)}, {**EXPERTS, "qk_layernorm": True}),
     "EP8 -> TP2, EP2": Pair("mixtral", World(8, ep=8), {"pair": Engine(2, experts=True)}, EXPERTS),
     "TP8, 64 query and 2 KV heads -> TP1 and TP4": Pair(
@@ -108,12 +108,11 @@ class Case:
         module, reference = models.built(config, rank, "cpu"), self._loaded(rank)
         for parameter in module.parameters():
             parameter.data.normal_()
-        with models.loading(config, rank):
-            specs = checkpoint_tensors(str(self.bare), config.model_config.hf_config, config.model_config.dtype)
-            recording = record(module, specs, module.load_weights)
-        recording.require(self.pair.family)
+        with observed() as found:
+            self._process(module, config, rank)
+        found[0].require()
         place = coordinate(config, number)
-        target = VllmTarget(place, Loaded(module, self.pair.family, recording, live_tensors(module), ()))
+        target = VllmTarget(place, found[0])
         return EngineRank(target, place, module, config, reference)
 
     def _loaded(self, rank: models.Rank) -> Any:
@@ -124,7 +123,17 @@ class Case:
         config.load_config.load_format = "safetensors"
         with models.loading(config, rank):
             DefaultModelLoader(config.load_config).load_weights(module, config.model_config)
+        self._process(module, config, rank)
         return module
+
+    def _process(self, module: Any, config: Any, rank: models.Rank) -> None:
+        """What engines do after loading, as a generator does it."""
+        from vllm.model_executor.layers import utils
+        from vllm.model_executor.model_loader import base_loader
+
+        with mock.patch.object(utils, "dispatch_cpu_unquantized_gemm"), models.loading(config, rank):
+            keep_plain_linears()
+            base_loader.process_weights_after_loading(module, config.model_config, torch.device("cpu"))
 
 
 def facts_of(pair: Pair, built: Any) -> dict[str, Any]:
@@ -151,9 +160,7 @@ def facts_of(pair: Pair, built: Any) -> dict[str, Any]:
 def logits(one: EngineRank, module: Any) -> torch.Tensor:
     """Of one forward pass over a few words, with plain causal attention in place of the paged kernel, which holds no weights."""
     from vllm.forward_context import set_forward_context
-    from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.attention import Attention
-    from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         heads, kv, width = layer.num_heads, layer.num_kv_heads, layer.head_size
@@ -162,8 +169,17 @@ def logits(one: EngineRank, module: Any) -> torch.Tensor:
         return found.transpose(0, 1).reshape(-1, heads * width)
 
     words = torch.tensor([3, 14, 15, 92, 65, 35])
-    with mock.patch.object(utils, "dispatch_cpu_unquantized_gemm"), mock.patch.object(Attention, "forward", attend), models.loading(one.config, ALONE):
-        keep_plain_linears()
-        process_weights_after_loading(module, one.config.model_config, torch.device("cpu"))
-        with set_forward_context(None, one.config), torch.no_grad():
-            return module.compute_logits(module(words, torch.arange(len(words))))
+    with mock.patch.object(Attention, "forward", attend), models.loading(one.config, ALONE), set_forward_context(None, one.config), torch.no_grad():
+        return module.compute_logits(module(words, torch.arange(len(words))))
+
+
+def assert_same(module: torch.nn.Module, reference: torch.nn.Module) -> None:
+    """Every tensor of every module, derived ones too."""
+    for (name, ours), (_, theirs) in zip(module.named_modules(), reference.named_modules(), strict=True):
+        expected, found = tensors(theirs), tensors(ours)
+        assert found.keys() == expected.keys()
+        assert [own for own, tensor in expected.items() if not same(tensor, found[own])] == [], name
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

@@ -19,10 +19,9 @@ from refit_api.wire import GroupRef, RankPhase
 from refit_operator.catalog.local import TERMS, local_catalog
 from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.nixl import NixlTransport
-from refit_runtime.adapters.vllm.recorder import live_tensors
 from refit_runtime.ports import Transport
 
-from tests.proof.pairs import PAIRS, Case, logits
+from tests.proof.pairs import PAIRS, Case, assert_same, logits
 from tests.runtime.conftest import MIB, Orders, World
 from tests.runtime.steps import publish_all, refit
 
@@ -73,9 +72,3 @@ def spoil(one: Any) -> None:
     """Nothing that a refit before this one wrote is there any more."""
     for need in one.target.needs().needs:
         one.target.view(need.parameter.name)[tuple(slice(lo, hi) for lo, hi in need.at)] = 7
-
-
-def assert_same(module: torch.nn.Module, reference: torch.nn.Module) -> None:
-    ours, theirs = live_tensors(module), live_tensors(reference)
-    assert ours.keys() == theirs.keys()
-    assert [name for name, tensor in theirs.items() if not torch.equal(tensor.view(-1).view(torch.uint8), ours[name].view(-1).view(torch.uint8))] == []

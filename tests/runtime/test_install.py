@@ -34,6 +34,9 @@ class Tensors:
     def view(self, parameter: Any) -> torch.Tensor:
         return self._live[parameter] if isinstance(parameter, str) else list(self._live.values())[parameter]
 
+    def remake(self) -> None:
+        """Nothing is derived."""
+
 
 def moved(source: dict[str, torch.Tensor], needs: list[Need], live: dict[str, torch.Tensor]) -> tuple[CopyList, Holding, Digests, torch.Tensor]:
     """Published by one rank and in the arena of one coordinate, without a wire."""

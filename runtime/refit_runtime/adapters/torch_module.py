@@ -180,6 +180,9 @@ class TorchTarget:
     def view(self, parameter: str) -> torch.Tensor:
         return self._parameters[parameter]
 
+    def remake(self) -> None:
+        """Nothing is derived."""
+
 
 def _stack(parameter: Parameter, tensors: tuple[tuple[str, int], ...]) -> list[Need]:
     needs, row = [], 0

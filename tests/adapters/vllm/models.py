@@ -65,6 +65,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3 (fused qkv on disk)": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0},
 }
 # fmt: on
+
+
+QUANTISED = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128, "moe_intermediate_size": 256, "quantization_config": QUANTISED}
+ROUTERS = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+LATENT_BLOCKS = {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
+FAMILIES |= {
+    "llama, block FP8": FAMILIES["llama"] | BLOCKS,
+    "qwen3 moe, block FP8": FAMILIES["qwen3 moe"] | BLOCKS | {"quantization_config": QUANTISED | {"modules_to_not_convert": ROUTERS}},
+    "deepseek v3, block FP8": FAMILIES["deepseek v3 (mla, shared expert)"] | BLOCKS | LATENT_BLOCKS,
+}
 EXPERT_FAMILIES = tuple(family for family, facts in FAMILIES.items() if any("expert" in fact for fact in facts))
 
 
@@ -116,6 +127,24 @@ def faked(rank: Rank) -> Iterator[None]:
         yield
 
 
+class WithoutKernel:
+    """Stands where vLLM would choose an FP8 kernel: on processors without AMX it has none. Parameters and loaders are made before it is asked."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Weights stay as they were loaded."""
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    from vllm.model_executor.layers.quantization import fp8
+
+    with (
+        mock.patch.object(fp8, "init_fp8_linear_kernel", return_value=WithoutKernel()),
+        mock.patch.object(fp8, "select_fp8_moe_backend", return_value=(None, None)),
+    ):
+        yield
+
+
 def built(config: Any, rank: Rank, device: str) -> torch.nn.Module:
     """The engine's model as `rank` builds it, before any weight is loaded."""
     from vllm.config import set_current_vllm_config
@@ -123,7 +152,7 @@ def built(config: Any, rank: Rank, device: str) -> torch.nn.Module:
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     config.compilation_config.static_forward_context.clear()
-    with faked(rank), set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device(device):
+    with faked(rank), without_kernels(), set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device(device):
         return initialize_model(vllm_config=config)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from refit_api.errors import EngineMismatch
+from refit_api.errors import EngineMismatch, InstallError
 from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
 from refit_runtime.adapters.vllm.recorder import live_tensors
+from refit_runtime.adapters.vllm.remade import Filled, tensors
 
 from tests.adapters.vllm.models import Rank, built, directory, engine_config, faked
 
@@ -70,8 +71,32 @@ def test_modules_that_repack_their_weights_are_named(linears: None, repack: Any,
         loaded(tmp_path, "llama").require()
 
 
-def test_weights_that_are_derived_from_others_are_named(linears: None, tmp_path: Path) -> None:
-    """Multi-head latent attention multiplies its projections out after loading."""
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [("deepseek v3 (mla, shared expert)", {"MLAAttention", "RoutedExperts"}), ("mixtral", {"RoutedExperts"})],
+    ids=["latent attention multiplies its projections out", "experts are packed"],
+)
+def test_what_the_engine_rearranges_is_made_again(linears: None, family: str, kinds: set[str], tmp_path: Path) -> None:
+    """From the memory that loaders fill, which survives; addresses stay. That it equals a fresh engine is in tests/proof."""
     keep_plain_linears()
-    with pytest.raises(EngineMismatch, match="attn"):
-        loaded(tmp_path, "deepseek v3 (mla, shared expert)").require()
+    model = loaded(tmp_path, family)
+    model.require()
+    assert {type(one.module).__name__ for one in model.remade} == kinds
+    for one in model.remade:
+        before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in tensors(one.module).items()}
+        filled = {name: spare.tensor.clone() for name, spare in one.spare.items()}
+        with faked(ALONE):
+            one.make()
+        assert all(tensor.data_ptr() == before[name][0] for name, tensor in tensors(one.module).items())
+        assert all(torch.equal(tensor, before[name][1]) for name, tensor in tensors(one.module).items()), "from the same weights the same is made"
+        assert all(torch.equal(spare.tensor, filled[name]) for name, spare in one.spare.items())
+
+
+def test_processing_that_fails_or_makes_something_else_is_an_install_error(linears: None, tmp_path: Path) -> None:
+    """The rank is fenced then, not half made."""
+    keep_plain_linears()
+    experts = loaded(tmp_path, "mixtral").remade[0]
+    name, spare = next(iter(experts.spare.items()))
+    experts.spare[name] = Filled(spare.tensor[:2], spare.kind, spare.facts)
+    with faked(ALONE), pytest.raises(InstallError, match="experts"):
+        experts.make()

@@ -2,7 +2,7 @@
 
 A directory that holds safetensors says it itself, in the headers. Otherwise (engines start from a bare config) the model's
 Hugging Face class is built on the meta device and its state dict turned back into the names that `save_pretrained` writes:
-experts one by one, tied tensors once. These are the names trainers publish.
+experts one by one, tied tensors once, block FP8 weights with their scales. These are the names trainers publish.
 """
 
 from __future__ import annotations
@@ -53,6 +53,28 @@ def _from_config(config: Any, dtype: Dtype) -> tuple[TensorSpec, ...]:
         )
     with torch.device("meta"):
         model = model_class(config)
+        _quantise(model, getattr(config, "quantization_config", None))
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    return tuple(TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in revert_weight_conversion(model, state).items())
+    return tuple(TensorSpec(name, _published(name, tensor, dtype), tuple(tensor.shape)) for name, tensor in revert_weight_conversion(model, state).items())
+
+
+def _quantise(model: Any, facts: dict[str, Any] | None) -> None:
+    """As transformers does it before it loads such a checkpoint: FP8 weights, and beside each the scales of its blocks."""
+    if facts is None:
+        return
+    if facts.get("quant_method") != "fp8" or not facts.get("weight_block_size"):
+        raise UnsupportedLayout(
+            f"model with quantization_config {facts.get('quant_method')!r}: the names of its checkpoint's tensors are known from a bare config for block FP8 "
+            "only; start the engine from a directory that holds the safetensors files of one checkpoint",
+            seen=str(facts.get("quant_method")),
+            expected="fp8 with weight_block_size",
+        )
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    AutoHfQuantizer.from_config(dict(facts), pre_quantized=True).preprocess_model(model=model)
+
+
+def _published(name: str, tensor: torch.Tensor, dtype: Dtype) -> Dtype:
+    """Quantised weights and their scales keep their dtypes; everything else has that of the engine's weights."""
+    return Dtype(str(tensor.dtype).removeprefix("torch.")) if tensor.dtype == torch.float8_e4m3fn or name.endswith("_scale_inv") else dtype

@@ -2,7 +2,7 @@
 
 vLLM loads in the layout of its loaders, then lets each module rearrange its weights for its kernels. Needs are recorded in between. A module whose
 memory differs afterwards (other shape, other place, other contents, or tensors derived from its weights) does not compute with what copies into the
-recorded places would change: it is named, and the engine is refused until such modules can be reloaded.
+recorded places would change: it is made again after each install, or named and the engine is refused.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ from refit_api.errors import EngineMismatch
 
 from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
 from refit_runtime.adapters.vllm.recorder import UNWRITTEN, Recording, live_tensors, record
+from refit_runtime.adapters.vllm.remade import Filled, Remade, filled, known, tensors
 
 WORDS = 1 << 20  # of a tensor, weighed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One model that the engine loaded; `tensors` are its live ones by the names they had when they were loaded."""
+    """One model that the engine loaded; `tensors` are those that loaders fill, by the names they had then.
+
+    `repacked`: modules that compute with something else, and cannot be made again.
+    """
 
     module: torch.nn.Module
     name: str
     recording: Recording
     tensors: dict[str, torch.Tensor]
+    remade: tuple[Remade, ...]
     repacked: tuple[str, ...]
 
     def require(self) -> None:
@@ -54,17 +59,27 @@ def observed() -> Iterator[list[Loaded]]:
         specs = checkpoint_tensors(model_config.model, model_config.hf_config, model_config.dtype)
         loader: Any = model
         recording = record(model, specs, loader.load_weights)
-        tensors, before = live_tensors(model), _marks(model)
+        live, before, kept = live_tensors(model), _marks(model), filled(model)
         repack(model, model_config, target_device)
         after = _marks(model)
-        changed = tuple(name for name in after if after[name] != before.get(name, {}))
-        found.append(Loaded(model, model_config.model, recording, tensors, changed))
+        changed = [name for name in after if after[name] != before.get(name, {})]
+        modules = dict(model.named_modules())
+        remade = tuple(_remade(name, modules[name], kept[name], before[name], after[name]) for name in changed if known(modules[name]))
+        live |= {f"{one.name}.{own}": spare.tensor for one in remade for own, spare in one.spare.items()}
+        others = tuple(name for name in changed if not known(modules[name]))
+        found.append(Loaded(model, model_config.model, recording, live, tuple(sorted(remade, key=lambda one: one.attends)), others))
 
     base_loader.process_weights_after_loading = watched
     try:
         yield found
     finally:
         base_loader.process_weights_after_loading = repack
+
+
+def _remade(name: str, module: torch.nn.Module, kept: dict[str, Filled], before: dict[str, Any], after: dict[str, Any]) -> Remade:
+    from vllm.config import get_current_vllm_config
+
+    return Remade.of(name, module, {own: one for own, one in kept.items() if before.get(own) != after.get(own)}, get_current_vllm_config())
 
 
 def keep_plain_linears() -> None:
@@ -83,11 +98,7 @@ def keep_plain_linears() -> None:
 def _marks(model: torch.nn.Module) -> dict[str, dict[str, tuple[Any, ...]]]:
     """By module and attribute: where each tensor lies, how it is laid out, and a number that any change of its contents changes."""
     return {
-        name: {
-            attribute: _mark(tensor)
-            for attribute, tensor in {**module._parameters, **module._buffers, **vars(module)}.items()
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta and not attribute.removesuffix("_cpu").endswith(UNWRITTEN)
-        }
+        name: {attribute: _mark(tensor) for attribute, tensor in tensors(module).items() if not attribute.removesuffix("_cpu").endswith(UNWRITTEN)}
         for name, module in model.named_modules()
     }
 

@@ -13,17 +13,23 @@ _RANKS = "refit_ranks"
 
 
 class VllmTarget:
-    """Views are those of the tensors that the engine loaded: parameters may get other names later (LoRA wraps modules), not other memory."""
+    """Views are those of the tensors that loaders fill: parameters may get other names later (LoRA wraps modules), not other memory."""
 
     def __init__(self, coordinate: str, loaded: Loaded) -> None:
         self._needs = CoordinateNeeds(coordinate, loaded.recording.needs, loaded.recording.unwritten)
-        self._tensors = loaded.tensors
+        self._tensors, self._remade = loaded.tensors, loaded.remade
 
     def needs(self) -> CoordinateNeeds:
         return self._needs
 
     def view(self, parameter: str) -> torch.Tensor:
         return self._tensors[parameter]
+
+    def remake(self) -> None:
+        for one in self._remade:
+            one.make()
+        if self._remade and torch.accelerator.is_available():
+            torch.accelerator.synchronize()
 
 
 def coordinate(config: Any, rank: int) -> str:
