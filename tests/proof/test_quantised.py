@@ -1,4 +1,5 @@
-"""Engines with block FP8 weights: weights and scales of an FP8 trainer arrive in place, and other weights are refused rather than cast.
+"""Engines with block FP8 weights: weights and scales of an FP8 trainer arrive in place, bf16 weights are quantised by an engine that quantises what it
+loads, and refused by one that does not.
 
 vLLM has no FP8 kernel for this processor, so the kernel is left out: parameters, loaders and processing around it are vLLM's own, a forward pass is not run.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +18,9 @@ from refit_api.mounted import Trainer
 from refit_api.wire import GroupRef
 from refit_operator.catalog.local import TERMS, local_catalog
 from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
-from refit_runtime.adapters.vllm.loading import observed
+from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
 from refit_runtime.adapters.vllm.target import VllmTarget
+from safetensors.torch import save_file
 
 from tests.adapters.vllm import models
 from tests.adapters.vllm.test_recorder import checkpoint
@@ -82,3 +85,42 @@ def test_an_fp8_engine_gets_weights_and_scales_or_nothing(group: World, publishe
         reference = models.built(config, place, "cpu")
         models.load(reference, config, place, weights)
         assert_same(module, processed(reference, config, place))
+
+
+def loaded(folder: Path, rank: models.Rank, load_format: str) -> tuple[torch.nn.Module, object]:
+    """By vLLM's own model loader, quantised block by block on the way."""
+    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.quantization.online import fp8
+    from vllm.model_executor.model_loader import get_model_loader
+
+    config = models.engine_config(folder, rank, quantization="fp8_per_block")
+    config.load_config.load_format = load_format
+    with (
+        torch.compiler.set_stance("force_eager"),
+        mock.patch.object(fp8, "init_fp8_linear_kernel", return_value=models.WithoutKernel()),
+        mock.patch.object(utils, "dispatch_cpu_unquantized_gemm"),
+        models.loading(config, rank),
+    ):
+        keep_plain_linears()
+        return get_model_loader(config.load_config).load_model(vllm_config=config, model_config=config.model_config), config
+
+
+def test_bfloat16_weights_are_quantised_by_the_engine_that_gets_them(group: World, tmp_path: Path) -> None:
+    """As it quantises them when it loads the checkpoint, so scales are equal too."""
+    bare, full = (models.directory(tmp_path / name, "llama, wide") for name in ("bare", "full"))
+    ranks = [models.Rank(number, 2) for number in (0, 1)]
+    engines = []
+    for rank in ranks:
+        with observed() as found:
+            module, config = loaded(bare, rank, "dummy")
+        found[0].require()
+        assert len(found[0].remade) == 8, "four linear layers in each of two"
+        target = VllmTarget(f"tp{rank.rank}", found[0])
+        engines.append((group.rank(None, "engine", coordinate=f"tp{rank.rank}", rank=rank.rank, world=2, target=target), module, rank))
+    weights = checkpoint(checkpoint_tensors("", config.model_config.hf_config, torch.bfloat16))
+    save_file(weights, full / "model.safetensors")
+    number = group.trainer(tree(weights), options=Trainer(redundancy=1)).publish(0).number
+    for rank, module, place in engines:
+        with torch.compiler.set_stance("force_eager"):
+            refit(rank, Orders(), number)
+        assert_same(module, loaded(full, place, "safetensors")[0])

@@ -72,6 +72,7 @@ BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128, "moe_in
 ROUTERS = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
 LATENT_BLOCKS = {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
 FAMILIES |= {
+    "llama, wide": FAMILIES["llama"] | {name: size for name, size in BLOCKS.items() if name != "quantization_config"},
     "llama, block FP8": FAMILIES["llama"] | BLOCKS,
     "qwen3 moe, block FP8": FAMILIES["qwen3 moe"] | BLOCKS | {"quantization_config": QUANTISED | {"modules_to_not_convert": ROUTERS}},
     "deepseek v3, block FP8": FAMILIES["deepseek v3 (mla, shared expert)"] | BLOCKS | LATENT_BLOCKS,
@@ -95,13 +96,14 @@ def directory(tmp: Path, family: str) -> Path:
     return tmp
 
 
-def engine_config(model: Path, rank: Rank) -> Any:
+def engine_config(model: Path, rank: Rank, **arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
 
     args = EngineArgs(
         str(model), skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, max_model_len=64,
         tensor_parallel_size=rank.size, enable_expert_parallel=rank.experts, distributed_executor_backend="mp",
+        **arguments,
     )  # fmt: skip
     with mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()):  # a minute for each new family otherwise
         return args.create_engine_config()

@@ -1,6 +1,7 @@
 """What is seen while the engine loads its model: the needs, before the engine repacks anything, and what it repacked.
 
-vLLM loads in the layout of its loaders, then lets each module rearrange its weights for its kernels. Needs are recorded in between. A module whose
+vLLM loads in the layout of its loaders, then lets each module rearrange its weights for its kernels. Needs are recorded in between; those of a model that
+is quantised while it loads, before, when some of its parameters have no memory yet. A module whose
 memory differs afterwards (other shape, other place, other contents, or tensors derived from its weights) does not compute with what copies into the
 recorded places would change: it is made again after each install, or named and the engine is refused.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -53,33 +55,77 @@ def observed() -> Iterator[list[Loaded]]:
     from vllm.model_executor.model_loader import base_loader
 
     found: list[Loaded] = []
-    repack = base_loader.process_weights_after_loading
+    early: dict[torch.nn.Module, _Recorded] = {}
+    create, repack = base_loader.initialize_model, base_loader.process_weights_after_loading
+
+    def created(*args: Any, **kwargs: Any) -> torch.nn.Module:
+        model: torch.nn.Module = create(*args, **kwargs)
+        if any(parameter.is_meta for parameter in model.parameters()):
+            early[model] = _recorded(model, kwargs["model_config"])
+        return model
 
     def watched(model: torch.nn.Module, model_config: Any, target_device: torch.device) -> None:
-        specs = checkpoint_tensors(model_config.model, model_config.hf_config, model_config.dtype)
-        loader: Any = model
-        recording = record(model, specs, loader.load_weights)
-        live, before, kept = live_tensors(model), _marks(model), filled(model)
+        recorded = early.pop(model, None)
+        if recorded is not None:
+            recorded.recording.fill()
+        else:
+            recorded = _recorded(model, model_config)
+        before = _marks(model)
         repack(model, model_config, target_device)
-        after = _marks(model)
-        changed = [name for name in after if after[name] != before.get(name, {})]
-        modules = dict(model.named_modules())
-        remade = tuple(_remade(name, modules[name], kept[name], before[name], after[name]) for name in changed if known(modules[name]))
-        live |= {f"{one.name}.{own}": spare.tensor for one in remade for own, spare in one.spare.items()}
-        others = tuple(name for name in changed if not known(modules[name]))
-        found.append(Loaded(model, model_config.model, recording, live, tuple(sorted(remade, key=lambda one: one.attends)), others))
+        found.append(_loaded(model, model_config.model, recorded, before, target_device))
 
-    base_loader.process_weights_after_loading = watched
+    base_loader.initialize_model, base_loader.process_weights_after_loading = created, watched
     try:
         yield found
     finally:
-        base_loader.process_weights_after_loading = repack
+        base_loader.initialize_model, base_loader.process_weights_after_loading = create, repack
 
 
-def _remade(name: str, module: torch.nn.Module, kept: dict[str, Filled], before: dict[str, Any], after: dict[str, Any]) -> Remade:
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Before anything is rearranged: `live` by name, `kept` by module and attribute."""
+
+    recording: Recording
+    live: dict[str, torch.Tensor]
+    kept: dict[str, dict[str, Filled]]
+
+
+def _recorded(model: Any, config: Any) -> _Recorded:
+    specs = checkpoint_tensors(config.model, config.hf_config, config.dtype)
+    with _unwrapped(model):
+        recording = record(model, specs, model.load_weights)
+    return _Recorded(recording, live_tensors(model), filled(model))
+
+
+@contextmanager
+def _unwrapped(model: torch.nn.Module) -> Iterator[None]:
+    """Parameters that are quantised while they load have loaders that collect weights; inside them are those that fill."""
+    waiting: list[Any] = [parameter for parameter in model.parameters() if parameter.is_meta]
+    wrapped = [(parameter, parameter.weight_loader) for parameter in waiting]
+    for parameter, loader in wrapped:
+        parameter.weight_loader = unwrap(loader)
+    try:
+        yield
+    finally:
+        for parameter, loader in wrapped:
+            parameter.weight_loader = loader
+
+
+def _loaded(model: torch.nn.Module, name: str, recorded: _Recorded, before: dict[str, dict[str, Any]], device: torch.device) -> Loaded:
     from vllm.config import get_current_vllm_config
 
-    return Remade.of(name, module, {own: one for own, one in kept.items() if before.get(own) != after.get(own)}, get_current_vllm_config())
+    after, modules, config = _marks(model), dict(model.named_modules()), get_current_vllm_config()
+    remade, repacked = [], []
+    for path, module in modules.items():
+        meta = {own for own, one in recorded.kept[path].items() if one.tensor.is_meta}
+        changed = {own for own in before[path].keys() | after[path].keys() if before[path].get(own) != after[path].get(own)} | meta
+        if changed and known(module):
+            kept = {own: one for own, one in recorded.kept[path].items() if own in changed}
+            remade.append(Remade.of(path, module, kept, config, device))
+        elif changed:
+            repacked.append(path)
+    live = recorded.live | {f"{one.name}.{own}": spare.tensor for one in remade for own, spare in one.spare.items()}
+    return Loaded(model, name, recorded.recording, live, tuple(sorted(remade, key=lambda one: one.attends)), tuple(repacked))
 
 
 def keep_plain_linears() -> None:

@@ -50,11 +50,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`unwritten`: parameters that may stay as they are, wholly or in parts."""
+    """`unwritten`: parameters that may stay as they are, wholly or in parts. `constants`: places that the loader filled, with what."""
 
     needs: tuple[Need, ...]
     unwritten: tuple[Parameter, ...]
     failures: tuple[Failure, ...]
+    constants: tuple[tuple[torch.Tensor, Any], ...] = field(default=(), compare=False)
+
+    def fill(self) -> None:
+        """Once more, where something else wrote after the recording."""
+        with torch.no_grad():
+            for place, value in self.constants:
+                place.fill_(value)
 
     def require(self, model: str) -> None:
         """Refuses a recording with failures."""
@@ -74,7 +81,7 @@ def record(module: torch.nn.Module, tensors: Sequence[TensorSpec], load: Callabl
     with torch.no_grad(), _Constants(ledger):
         _feed(ledger, tensors, load)
     ledger.failures += _holes(ledger)
-    return Recording(tuple(ledger.needs), tuple(ledger.constant), tuple(ledger.failures))
+    return Recording(tuple(ledger.needs), tuple(ledger.constant), tuple(ledger.failures), tuple(ledger.fills))
 
 
 def live_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -107,6 +114,7 @@ class _Ledger:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
     constant: dict[Parameter, list[Box]] = field(default_factory=dict)
+    fills: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
     overwritten: set[str] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
 
@@ -138,14 +146,15 @@ class _Ledger:
     def zeroed(self, source: Traced, target: torch.Tensor | None) -> None:
         self.overwritten.add(source.origin)
         if target is not None:
-            self.filled(self._owner_for(source, target), target)
+            self.filled(self._owner_for(source, target), target, 0)
             target.zero_()
 
-    def filled(self, entry: _Entry, target: torch.Tensor) -> None:
+    def filled(self, entry: _Entry, target: torch.Tensor, value: Any) -> None:
         """A constant takes the place of `target`."""
         shape = tuple(target.shape)
         boxes = [piece.at for piece in pieces(Geometry.whole(shape), shape, _place(entry, target), entry.facts.shape)]
         self.constant.setdefault(entry.facts, []).extend(boxes)
+        self.fills.append((target.detach(), value))
 
     def _owner_for(self, source: Traced, target: torch.Tensor) -> _Entry:
         entry = self.owner(target)
@@ -173,7 +182,7 @@ class _Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket in (torch.ops.aten.fill_, torch.ops.aten.zero_) and args[0].numel() and not isinstance(args[0], Traced):
             entry = self.ledger.owner(args[0])
             if entry is not None:
-                self.ledger.filled(entry, args[0])
+                self.ledger.filled(entry, args[0], args[1] if len(args) > 1 else 0)
         return func(*args, **(kwargs or {}))
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from refit_api.errors import InstallError
 
-KNOWN = frozenset({"Fp8LinearMethod", "MLAAttention", "UnquantizedFusedMoEMethod"})
+KNOWN = frozenset({"Fp8LinearMethod", "Fp8PerBlockOnlineLinearMethod", "MLAAttention", "UnquantizedFusedMoEMethod"})
 """Types of quantisation methods and attention modules whose processing was compared with that of a fresh engine."""
 
 _ONCE = "_already_called_process_weights_after_loading"
@@ -35,6 +35,11 @@ class Filled:
     @classmethod
     def of(cls, parameter: torch.nn.Parameter) -> Filled:
         return cls(parameter.detach(), type(parameter), dict(vars(parameter)))
+
+    def apart(self, device: torch.device) -> Filled:
+        """With memory of its own."""
+        tensor = torch.zeros_like(self.tensor, device=device) if self.tensor.is_meta else self.tensor.clone()
+        return replace(self, tensor=tensor)
 
     def copy(self) -> Any:
         """Processing may write into what it gets."""
@@ -79,11 +84,11 @@ class Remade:
     config: Any
 
     @classmethod
-    def of(cls, name: str, module: Any, before: dict[str, Filled], config: Any) -> Remade:
-        """`before`: the parameters that processing changed. One whose memory is still in use gets memory of its own."""
+    def of(cls, name: str, module: Any, before: dict[str, Filled], config: Any, device: torch.device) -> Remade:
+        """`before`: the parameters that processing changed. One whose memory is in use, or that never had any, gets memory of its own."""
         used = {tensor.untyped_storage()._cdata for tensor in tensors(module).values()}
-        spare = {own: Filled(one.tensor.clone(), one.kind, one.facts) if one.tensor.untyped_storage()._cdata in used else one for own, one in before.items()}
-        return cls(name, module, spare, config)
+        taken = {own for own, one in before.items() if one.tensor.is_meta or one.tensor.untyped_storage()._cdata in used}
+        return cls(name, module, {own: one.apart(device) if own in taken else one for own, one in before.items()}, config)
 
     @property
     def attends(self) -> bool:
