@@ -208,6 +208,21 @@ class KubeCluster:
         }
         await self.request("POST", _objects("Event", namespace), body)
 
+    # --- kinds ----------------------------------------------------------------------------------------------------------------
+
+    async def served(self) -> frozenset[str]:
+        """The plurals of our kinds that the API server has. The list of groups fills a moment later than what it lists, and watchers begin with it."""
+        groups = (await self.request("GET", "/apis"))["groups"]
+        if not any(version["groupVersion"] == names.API_VERSION for group in groups for version in group["versions"]):
+            return frozenset()
+        try:
+            found = await self._call("GET", f"/apis/{names.API_VERSION}")
+        except Refused as refusal:
+            if refusal.code == 404:
+                return frozenset()
+            raise translated(refusal) from refusal
+        return frozenset(resource["name"] for resource in found["resources"])
+
     # --- tokens and secrets ---------------------------------------------------------------------------------------------------
 
     async def signing_keys(self) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
 """RefitGroup -> child objects, as plain data. Pure: the same spec gives the same bytes.
 
 Invariants:
-- what the user wrote in a pod template stays as it is: we add labels, environment, volumes, mounts, a readiness gate, a preStop hook and a termination
-  message policy, and only where the user has none of the same name; never args, commands, images or resources. A template of the wrong shape is passed on:
-  the API server judges it;
+- what the user wrote in a pod template stays as it is: we add what docs/quickstart.md lists (labels, annotations, service account, volumes, mounts,
+  environment, readiness gate, grace period, preStop hook, termination message policy), each only where the user has none of the same name, our own labels
+  and annotations excepted; never args, commands, images or resources. A template of the wrong shape is passed on: the API server judges it;
 - `replicas` never enters the template hash, so scaling never restarts pods; weight versions are nowhere in here, so refits never restart pods;
 - settings that a process reads once at its start are part of the template (as a hash), so that changing them replaces the pods of that role;
 - names: `<group>-trainer`, `<group>-generator`, and `<group>-refit` for Service, ConfigMap and ServiceAccount. All belong to the group (ownerReferences).
@@ -26,7 +26,8 @@ Manifest = dict[str, Any]
 
 ANNOTATION_RESTART = f"{names.GROUP}/restart-id"
 ANNOTATION_SETTINGS = f"{names.GROUP}/settings-hash"
-_GRACE_SPARE_SECONDS = 15  # after the drain: the engine's own shutdown
+_GRACE_SPARE_SECONDS = 15  # after the drain: the process's own shutdown
+_TRAINER_GRACE_SECONDS = 105  # what the defaults of drainSeconds and leaseSeconds make; a new value in the template would replace trainers and end their run
 _TOKEN_SECONDS = 600  # the shortest that the API server grants
 _VOLUME_SETTINGS = "refit-settings"
 _VOLUME_TOKEN = "refit-token"
@@ -184,15 +185,17 @@ def _pod_template(group: Group, spec: RefitGroupSpec, role: str, template: Mappi
 
 
 def _inject(group: Group, spec: RefitGroupSpec, role: str, pod: Manifest) -> None:
-    pod.setdefault("serviceAccountName", shared_name(group.name))
-    pod.setdefault("automountServiceAccountToken", False)
+    if not (pod.get("serviceAccountName") or pod.get("serviceAccount")):  # who names an account wants its token: that is left to the account
+        pod["serviceAccountName"] = shared_name(group.name)
+        pod.setdefault("automountServiceAccountToken", False)
     _add(pod, "volumes", "name", _volumes(group))
     for container in (*_items(pod, "initContainers"), *_items(pod, "containers")):
         _add(container, "env", "name", _environment())
         _add(container, "volumeMounts", "mountPath", _mounts())
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    drain = spec.versions.drain_seconds + spec.versions.lease_seconds + _GRACE_SPARE_SECONDS
+    pod.setdefault("terminationGracePeriodSeconds", drain if role == names.ROLE_GENERATOR else _TRAINER_GRACE_SECONDS)
     if role == names.ROLE_GENERATOR:
-        pod.setdefault("terminationGracePeriodSeconds", spec.versions.drain_seconds + _GRACE_SPARE_SECONDS)
         _add(pod, "readinessGates", "conditionType", [{"conditionType": names.READINESS_GATE}])
         for container in _items(pod, "containers")[:1]:
             _prestop(container)

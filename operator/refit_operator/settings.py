@@ -18,7 +18,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class OperatorSettings(BaseSettings):
-    """`namespaces` empty: all. Port 0: any free one (tests)."""
+    """`namespaces` empty: all. Port 0: any free one (tests). `kinds_seconds`: how long the start waits for the CRDs; less than the liveness probe does."""
 
     model_config = SettingsConfigDict(env_prefix="REFIT_OPERATOR_", frozen=True, extra="forbid")
 
@@ -32,6 +32,7 @@ class OperatorSettings(BaseSettings):
     health_port: Port = 8080
     kubeconfig: Path | None = None
     resync_seconds: Seconds = 600.0
+    kinds_seconds: Seconds = 45.0
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     @property

@@ -1,6 +1,7 @@
 """The operator put together: kopf's watches, the queue with its reconciler, and the catalog, in one event loop.
 
 A part that ends is fatal for all: Kubernetes starts the whole anew. `run` returns when kopf was told to stop.
+kopf looks for the kinds once: nothing starts before the API server has them, and when they go away the watches end, and all with them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from random import Random
 
 import kopf
 import structlog
-from refit_api.errors import PeerError
+from refit_api import names
+from refit_api.errors import PeerError, SpecError
+from refit_api.v1alpha1 import KINDS
 from refit_api.wire import GroupRef
 
 from refit_operator import authority, handlers
@@ -36,6 +39,8 @@ log = structlog.get_logger(__name__)
 LIVE_WITHIN_SECONDS = 120.0
 """A key that waits longer beyond its time says that the queue hangs."""
 _CA_ATTEMPTS = 30
+_LOOK_SECONDS = 0.5
+_TELL_EVERY = 10  # looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Parts:
 async def run(settings: OperatorSettings, parts: Parts, flags: Flags) -> None:
     """Until `flags.stop`, a signal, or the failure of a part."""
     cluster, catalog, watch, clock = parts.cluster, parts.catalog, parts.watch, parts.clock
+    await _kinds(settings.kinds_seconds, cluster, clock)
     ca = await _authority(settings, cluster, clock)
     site = Site(settings.catalog_address, ca.bundle)
     reconciler = Reconciler(watch, cluster, catalog, clock, lambda: site)
@@ -86,7 +92,7 @@ async def run(settings: OperatorSettings, parts: Parts, flags: Flags) -> None:
     async with catalog.running(), serve(service, f"{settings.catalog_host}:{settings.catalog_port}", tls) as port:
         flags.port.set_result(port)
         log.info("operator started", catalog_port=port, namespaces=list(settings.namespaces) or "all")
-        await _together(_watching(settings, registry, flags), queue.run(), _renewal(clock, renew_after(tls), flags))
+        await _together(_watching(settings, cluster, registry, flags), queue.run(), _renewal(clock, renew_after(tls), flags))
 
 
 async def _together(*parts: Coroutine[object, object, None]) -> None:
@@ -103,7 +109,7 @@ async def _together(*parts: Coroutine[object, object, None]) -> None:
             raise failure
 
 
-async def _watching(settings: OperatorSettings, registry: kopf.OperatorRegistry, flags: Flags) -> None:
+async def _watching(settings: OperatorSettings, cluster: KubeCluster, registry: kopf.OperatorRegistry, flags: Flags) -> None:
     kopf_settings = kopf.OperatorSettings()
     handlers.configure(kopf_settings)
     tasks = await kopf.spawn_tasks(
@@ -116,7 +122,12 @@ async def _watching(settings: OperatorSettings, registry: kopf.OperatorRegistry,
         stop_flag=flags.stop,
         ready_flag=flags.ready,
     )
-    await kopf.run_tasks(tasks, ignored=_Everything())
+    try:
+        await kopf.run_tasks(tasks, ignored=_Everything())
+    except Exception as error:
+        if missing := await _missing(cluster):
+            raise SpecError(_without(missing)) from error
+        raise
 
 
 def _catalog_changed(queue: WorkQueue, watch: handlers.Watch, key: GroupRef) -> None:
@@ -139,6 +150,33 @@ async def _renewal(clock: Clock, when: dt.datetime, flags: Flags) -> None:
     log.info("the certificate is old: starting anew")
     flags.stop.set()
     await asyncio.Event().wait()
+
+
+async def _kinds(seconds: float, cluster: KubeCluster, clock: Clock) -> None:
+    """Returns when the API server has both kinds. Raises SpecError."""
+    deadline, looks = clock.monotonic() + seconds, 0
+    while True:
+        try:
+            missing = await _missing(cluster)
+            if not missing:
+                return
+            told = _without(missing)
+        except PeerError as error:
+            told = error.message
+        if clock.monotonic() > deadline:
+            raise SpecError(f"after {seconds:.0f} s: {told}")
+        if looks % _TELL_EVERY == 0:
+            log.info("waiting for the kinds", message=told)
+        looks += 1
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _missing(cluster: KubeCluster) -> list[str]:
+    return sorted({kind.resource.plural for kind in KINDS} - await cluster.served())
+
+
+def _without(kinds: list[str]) -> str:
+    return f"the API server does not have {' and '.join(kinds)} of {names.API_VERSION}: apply the CRDs of crds/"
 
 
 async def _authority(settings: OperatorSettings, cluster: KubeCluster, clock: Clock) -> Authority:
