@@ -28,6 +28,7 @@ check: env  ## lint, format, types, architecture, generated files
 gen: env  ## everything that is generated and committed
 	$(PYTHON) -m refit_api.crd
 	proto/generate
+	uv pip compile --quiet pyproject.toml --all-extras --group dev --group engine --no-header --no-annotate -c requirements/dev.txt -o requirements/dev.txt
 	for extra in operator runtime; do uv pip compile --quiet pyproject.toml --extra $$extra --no-header --no-annotate -c requirements/dev.txt -o requirements/$$extra.txt; done
 	uv pip compile --quiet pyproject.toml --extra runtime --group engine --no-header --no-annotate -c requirements/dev.txt -o requirements/engine.txt
 

@@ -94,8 +94,6 @@ class Reason(Word):
     WAITING_FOR_GENERATORS = "WaitingForGenerators", "No complete engine class has registered yet, so nothing can be planned."
     WAITING_FOR_PUBLISH = "WaitingForPublish", "No usable version yet, or a new engine class needs the next one: the trainer must publish."
     ROLLING_OUT = "RollingOut", "Generators are staging or committing the target version."
-    WAITING_FOR_BARRIER = "WaitingForBarrier", "Fleet barrier: not every generator has staged yet."
-    HELD_BACK = "HeldBack", "rollout.partition keeps some generators on the previous version."
     PAUSED = "Paused", "rollout.paused: new versions are recorded, generators stay where they are."
     CATALOG_REBUILDING = "CatalogRebuilding", "The catalog lost its memory; workers are registering again, nothing is decided from absence."
     SUSPEND_REQUESTED = "SuspendRequested", "spec.suspend is true."
@@ -108,10 +106,8 @@ class Reason(Word):
     NOT_IMPLEMENTED = "NotImplemented", "The spec sets a field to a value that this release does not carry out; the message lists each with what is allowed."
     INVALID_SPEC = "InvalidSpec", "The spec contradicts itself or the cluster in a way that the schema cannot see."
     INVALID_TEMPLATE = "InvalidTemplate", "The API server refused a pod made from a template; its answer is in the message."
-    TEMPLATE_REF_NOT_FOUND = "TemplateRefNotFound", "generators.templateRef names a PodTemplate that is not in the namespace."
-    TRAINER_SELECTOR_MATCHES_NOTHING = "TrainerSelectorMatchesNothing", "trainer.selector matches no pod."
-    GENERATOR_SELECTOR_MATCHES_NOTHING = "GeneratorSelectorMatchesNothing", "generators.selector matches no pod."
-    LWS_NOT_INSTALLED = "LWSNotInstalled", "groupSize is above 1 and the cluster has no LeaderWorkerSet API."
+    TRAINER_SELECTOR_MATCHES_NOTHING = "TrainerSelectorMatchesNothing", "trainer.selector matches no pod. *Not yet.*"
+    LWS_NOT_INSTALLED = "LWSNotInstalled", "groupSize is above 1 and the cluster has no LeaderWorkerSet API. *Not yet.*"
     NAME_TAKEN = "NameTaken", "A child object's name belongs to an object that the group does not own."
     PODS_REFUSED = "PodsRefused", "The API server refuses the group's pods: quota, admission policy or Pod Security."
     VERSION_NOT_FOUND = "VersionNotFound", "The pinned version has no holder; the message lists the versions that have."
@@ -120,13 +116,10 @@ class Reason(Word):
     DRAIN_DEADLINE_EXCEEDED = "DrainDeadlineExceeded", "Leases outlived drainSeconds + leaseSeconds; the version was released without them."
 
     # something failed, and is being dealt with
-    TOO_FEW_GENERATORS = "TooFewGenerators", "Fewer than minAvailable generators serve an allowed version."
     GENERATORS_FAILED = "GeneratorsFailed", "Generators could not stage or install the target; status.stragglers names them."
     GENERATORS_FENCED = "GeneratorsFenced", "Generators refuse requests until a full install succeeds."
     GENERATORS_LAGGING = "GeneratorsLagging", "Generators serve a version more than maxLag behind the target."
     TRAINERS_FAILING = "TrainersFailing", "Trainer pods fail or restart."
-    SLOW_SOURCE = "SlowSource", "Twice in a row far slower than the median; a leaf from now on."
-    DRAIN_TOO_SHORT = "DrainTooShort", "Two stages in a row were lost to closed holders: raise drainSeconds."
 
     # why a version ended or cannot be used
     PUBLISH_DEADLINE_EXCEEDED = "PublishDeadlineExceeded", "Not every slot was sealed within publishDeadlineSeconds."
@@ -136,4 +129,3 @@ class Reason(Word):
     NO_HOLDER = "NoHolder", "Nobody holds the whole version any more, but it is leased, staged or served somewhere."
     RETIRED = "Retired", "Beyond versions.retain, or retired by a client or by deletion."
     ROLLED_BACK = "RolledBack", "rollout.onFailure: Rollback took it back."
-    CANARY_FAILED = "CanaryFailed", "verification.canary: the first generator answered outside the tolerance."

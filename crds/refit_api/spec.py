@@ -91,8 +91,9 @@ class TrainerSpec(Part):
     )
 
     template: Opaque | None = None
-    """Pod template of the trainer ranks, as in a StatefulSet. Refit hands it on unread and adds only environment variables and volumes (settings, token,
-    CA). The API server judges it in a dry run; its answer is the condition TemplateValid. A change replaces the trainer pods and ends the run in them."""
+    """Pod template of the trainer ranks, as in a StatefulSet. Refit hands it on unread and adds only what the quickstart lists, such as the settings
+    and token volumes, `POD_*` variables and a grace period. The API server judges it in a dry run; its answer is the condition TemplateValid.
+    A change replaces the trainer pods and ends the run in them."""
     selector: Selector | None = None
     """Adopts trainer pods that something else owns, such as a TrainJob, a JobSet or a RayCluster. Adopted pods are never changed, restarted or deleted;
     their template mounts the ConfigMap `<group>-refit` and a token volume itself."""
@@ -143,7 +144,8 @@ class EngineSpec(Part):
     )
 
     kind: Literal["vLLM", "Custom"] = "vLLM"
-    """`vLLM`: the plug-ins of Refit drive a vLLM server (0.32 or newer in managed groups). `Custom`: any process that runs the agent and a GeneratorClient."""
+    """`vLLM`: the plug-ins of Refit drive a vLLM server (0.32 or newer in managed groups). `Custom`: any process that runs
+    `refit_runtime.agent.Agent` over its ranks (`refit_runtime.rank.GeneratorRank`)."""
     commit: Literal["Copy", "Remap"] = "Copy"
     """How verified bytes become live. `Copy`: copied from the arena into the live parameters while the engine is paused; works everywhere.
     `Remap`: a second physical copy in live layout is swapped in behind unchanged addresses (CUDA only); the pause no longer depends on the size,
@@ -203,8 +205,9 @@ class GeneratorsSpec(Part):
     """Generators to run; behind the scale subresource. Leave it out of manifests where an autoscaler or `kubectl scale` sets it, or every apply takes
     it back. New generators join from a peer that holds the version; nobody pauses for them. Not read with `selector`."""
     template: Opaque | None = None
-    """Pod template of a generator, as in a Deployment. Refit hands it on unread and adds only environment variables, volumes, a readiness gate and a preStop
-    hook. The API server judges it in a dry run; its answer is the condition TemplateValid. A change replaces pods; new weights never do."""
+    """Pod template of a generator, as in a Deployment. Refit hands it on unread and adds only what the quickstart lists, such as the settings and token
+    volumes, `POD_*` variables, a readiness gate, a grace period and a preStop hook. The API server judges it in a dry run; its answer is the condition
+    TemplateValid. A change replaces pods; new weights never do."""
     template_ref: TemplateRef | None = None
     """Names a core PodTemplate of the same namespace instead. A change of that object replaces pods as well."""
     selector: Selector | None = None
@@ -313,7 +316,7 @@ class VersionsSpec(Part):
     Heartbeats come three times as often."""
     drain_seconds: Annotated[Int32, Field(ge=0, le=3600)] = 60
     """Seconds that readers of a closed or retired version may still go on. The memory is free at most drainSeconds + leaseSeconds later.
-    Shorter than a pull takes, readers lose versions under them (DrainTooShort)."""
+    Shorter than a pull takes, readers lose versions under them."""
 
 
 class Prompt(Part):

@@ -5,6 +5,7 @@ Each field is `REFIT_OPERATOR_<NAME>` in the Deployment. Where it runs comes fro
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,12 +16,13 @@ from refit_api.errors import SpecError
 
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+_PREFIX = "REFIT_OPERATOR_"
 
 
 class OperatorSettings(BaseSettings):
     """`namespaces` empty: all. Port 0: any free one (tests). `kinds_seconds`: how long the start waits for the CRDs; less than the liveness probe does."""
 
-    model_config = SettingsConfigDict(env_prefix="REFIT_OPERATOR_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
     namespaces: tuple[str, ...] = ()
     namespace: str = Field(default="refit-system", validation_alias="POD_NAMESPACE")
@@ -48,7 +50,11 @@ class OperatorSettings(BaseSettings):
 
     @classmethod
     def load(cls) -> OperatorSettings:
-        """Raises SpecError that names each variable that is wrong."""
+        """Raises SpecError that names each variable that is wrong or that nothing reads."""
+        known = {f"{_PREFIX}{name}".upper() for name, field in cls.model_fields.items() if field.validation_alias is None}
+        unknown = sorted(name for name in os.environ if name.upper().startswith(_PREFIX) and name.upper() not in known)
+        if unknown:
+            raise SpecError(f"the operator has no setting {', '.join(unknown)}: unset it; the settings are {', '.join(sorted(known))}", seen=unknown)
         try:
             return cls()
         except ValidationError as error:

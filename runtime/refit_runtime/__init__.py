@@ -4,6 +4,7 @@
     GeneratorClient(settings, coordinate)      bind, stage, install, discard, release, held, close
     ControlClient(settings)                    create, wait_ready, wait_converged, retire, abort, list, watch
 
+What a trainer or a custom engine imports beside them is listed in docs/architecture.md.
 They are found when they are asked for: planning on a laptop needs neither gRPC nor an engine.
 """
 

@@ -1,6 +1,7 @@
 """The client of frameworks that drive their generators themselves (`rollout.policy: Manual`): stage, install and release at their own safe points.
 
-In a managed group these calls are refused: there the agent carries out the operator's orders, and two drivers would tear a generator apart.
+In a managed group these calls are refused: there the agent carries out the operator's orders, and two drivers would tear a generator apart. The operator
+of this release runs managed groups only (`Manual` is refused as NotImplemented), so the client serves groups whose settings somebody else mounts.
 What the rank does is told to the catalog beside the calls, so that leases, relays and status are right; while the catalog is away nothing waits for it.
 """
 
@@ -78,7 +79,8 @@ class GeneratorClient:
     def _refuse_if_managed(self, call: str) -> None:
         if self._settings.rollout.managed:
             raise ManagedByOperator(
-                f"{call}: the operator drives this group's generators; set spec.rollout.policy to Manual to drive them from a framework",
+                f"{call}: the operator drives the generators of a group with spec.rollout.policy {self._settings.rollout.policy}. GeneratorClient needs "
+                "Manual, which the operator of this release refuses; in a managed group run refit_runtime.agent.Agent over refit_runtime.rank.GeneratorRank",
                 seen=self._settings.rollout.policy,
                 expected="Manual",
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from refit_api import names
 from e2e.kubectl import Kubectl, KubectlError, eventually
 from tests.operator.stage import refit_group
 
-POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
+ROOT = Path(__file__).parents[2]
+POLICIES = ROOT / "manifests" / "base" / "policies.yaml"
 NAMESPACE = "guarded"
 VERSION: dict[str, Any] = {
     "apiVersion": names.API_VERSION,
@@ -93,3 +96,14 @@ def test_what_the_operator_may_not(operator: Kubectl, what: str) -> None:
     verb, resource = what.split()
     with pytest.raises(KubectlError):
         operator("auth", "can-i", verb, resource, "-n", NAMESPACE)
+
+
+def test_the_runbook_ends_versions_whose_operator_is_gone(kubectl: Kubectl, operator: Kubectl) -> None:
+    """Also where the policies are in force: they never keep anybody from deleting."""
+    name = VERSION["metadata"]["name"]
+    operator.apply({**VERSION, "metadata": {**VERSION["metadata"], "finalizers": [names.FINALIZER]}})
+    kubectl("delete", "weightversion", name, "--namespace", NAMESPACE, "--wait=false")
+    assert name in kubectl("get", "weightversions", "--namespace", NAMESPACE, "-o", "name")
+    (line,) = re.findall("^kubectl (patch .*)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE)
+    kubectl(*shlex.split(line.replace("NAMESPACE", NAMESPACE).replace("NAME", name, 1)))
+    kubectl("wait", "--for=delete", "--timeout=30s", f"weightversion/{name}", "--namespace", NAMESPACE)

@@ -29,7 +29,8 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def operator(**variables: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "POD_NAMESPACE": "refit-system", **variables}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("REFIT_OPERATOR_")}
+    environment = {**inherited, "POD_NAMESPACE": "refit-system", **variables}
     process = subprocess.Popen([sys.executable, "-m", "refit_operator"], env=environment, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -71,6 +72,7 @@ def test_it_starts_answers_and_stops(operator_user: Path) -> None:
     ("variables", "told"),
     [
         pytest.param({"REFIT_OPERATOR_RESYNC_SECONDS": "never"}, "resync_seconds", id="a setting that is wrong"),
+        pytest.param({"REFIT_OPERATOR_BOGUS": "1"}, "REFIT_OPERATOR_BOGUS", id="a setting that there is not"),
         pytest.param({"REFIT_OPERATOR_KUBECONFIG": "/nowhere"}, "/nowhere", id="no kubeconfig"),
     ],
 )

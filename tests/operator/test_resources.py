@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from refit_api.v1alpha1 import RefitGroupSpec
 from refit_operator.decide.facts import Group
 from refit_operator.resources import children, resolved, template_hash, workloads
 
+ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 GROUP = Group("ns", "demo", "00000000-0000-0000-0000-000000000001", 1)
 ENGINE = {
@@ -74,11 +76,47 @@ def test_what_the_user_wrote_stays() -> None:
         assert {m["mountPath"] for m in container["volumeMounts"]} >= {names.SETTINGS_DIR, "/var/run/secrets/refit.dev"}
 
 
-def test_a_generator_has_time_to_drain() -> None:
-    """Unless the user says how long; a trainer's is its own affair, since another one would end the run."""
-    pods = made(generators={"template": TRAINER})
-    assert pods["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 75
-    assert "terminationGracePeriodSeconds" not in pods["StatefulSet"]["spec"]["template"]["spec"]
+def test_pods_have_time_to_let_their_readers_finish() -> None:
+    """A generator's hook waits drainSeconds + leaseSeconds; a trainer's time is the same at the defaults and never changes: that would end its run."""
+    versions = {"drainSeconds": 200, "leaseSeconds": 20, "publishDeadlineSeconds": 300}
+    graces = [
+        [pods[kind]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for kind in ("Deployment", "StatefulSet")]
+        for pods in (made(generators={"template": TRAINER}), made(generators={"template": TRAINER}, versions=versions))
+    ]
+    assert graces == [[105, 105], [235, 105]]
+    own = {"spec": {**TRAINER["spec"], "terminationGracePeriodSeconds": 1}}
+    assert made(trainer={"template": own})["StatefulSet"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("account", "name", "mounted"),
+    [
+        pytest.param({}, "demo-refit", False, id="ours, which may do nothing: no token"),
+        pytest.param({"serviceAccountName": "mine"}, "mine", None, id="an account of one's own is there to be used"),
+        pytest.param({"serviceAccount": "mine"}, None, None, id="also by its old name"),
+        pytest.param({"automountServiceAccountToken": True}, "demo-refit", True, id="who asks for the token gets it"),
+        pytest.param({"serviceAccountName": "mine", "automountServiceAccountToken": False}, "mine", False, id="who refuses it does not"),
+    ],
+)
+def test_whose_token_is_mounted(account: dict[str, Any], name: str | None, mounted: bool | None) -> None:
+    template = {"spec": {**TRAINER["spec"], **account}}
+    pod = made(generators={"template": template})["Deployment"]["spec"]["template"]["spec"]
+    assert (pod.get("serviceAccountName"), pod.get("automountServiceAccountToken")) == (name, mounted)
+
+
+def test_the_quickstart_lists_what_is_added() -> None:
+    bare = {"spec": {"containers": [{"name": "a", "image": "i", "ports": [{"containerPort": 1}]}]}}
+    given, added = set(bare["spec"]["containers"][0]), set()
+    for child in workloads(GROUP, spec(generators={"template": bare}, trainer={"template": bare}, restart={"id": "1"})):
+        template = child["spec"]["template"]
+        pod, container = template["spec"], template["spec"]["containers"][0]
+        added |= {*template["metadata"]["labels"], *template["metadata"]["annotations"], *pod, *container} - given
+        added |= {one["name"] for one in (*pod["volumes"], *container["env"])} | {one["mountPath"] for one in container["volumeMounts"]}
+        added |= {gate["conditionType"] for gate in pod.get("readinessGates", ())}
+        added |= {hook["httpGet"]["path"] for hook in container.get("lifecycle", {}).values()}
+    section = (ROOT / "docs" / "quickstart.md").read_text().partition("### What is added to your pods")[2].partition("\n## ")[0]
+    listed = {word for row in re.findall(r"^\|[^|]*\|([^|]*)\|", section, re.MULTILINE) for word in re.findall("`([^`]+)`", row)}
+    assert added - {"containers"} == listed
 
 
 def test_injection_twice_is_injection_once() -> None:

@@ -36,8 +36,7 @@ def register() -> None:
         return
     if not settings.rollout.managed:
         raise EngineMismatch(
-            "spec.rollout.policy: Manual is not carried out with vLLM by this release; use Latest or Pinned, or drive the engine through GeneratorClient in a "
-            "process of kind Custom",
+            "spec.rollout.policy: Manual is not carried out by this release; use Latest or Pinned",
             seen=settings.rollout.policy,
             expected="Latest, Pinned",
         )
