@@ -20,6 +20,9 @@ ENTRYPOINT ["python3", "-m", "refit_operator"]
 # For trainers and generators; torch, the engine and nixl come from the host image or a mounted folder.
 FROM base AS runtime
 ARG PIP_NO_INDEX PIP_FIND_LINKS PIP_BREAK_SYSTEM_PACKAGES=1
+# what engines link to and a slim base lacks; empty where the base brings it
+ARG SYSTEM_PACKAGES="libgomp1 libnuma1"
+RUN [ -z "$SYSTEM_PACKAGES" ] || (apt-get update && apt-get install --yes --no-install-recommends $SYSTEM_PACKAGES && rm -rf /var/lib/apt/lists/*)
 COPY requirements/runtime.txt /opt/refit/
 RUN python3 -m pip install --no-cache-dir -r /opt/refit/runtime.txt
 COPY dist/refit-*.whl /opt/refit/

@@ -1,15 +1,18 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON := .venv/bin/python
+# programs that a test or the demo starts (uv, kubectl) are those of the environment
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 .PHONY: demo test check gen bench e2e image soak down env
 
 env: .venv/.synced  ## the Python environment: every tool and library of the tests and the demo
 
-.venv/.synced: requirements/dev.txt pyproject.toml
-	command -v uv >/dev/null || python3 -m pip install --quiet uv
-	uv venv --quiet --allow-existing --python 3.11 .venv
-	uv pip sync --quiet --python $(PYTHON) requirements/dev.txt
-	uv pip install --quiet --python $(PYTHON) --no-deps --editable .
+.venv/.synced: requirements/dev.txt pyproject.toml requirements/ensure-uv
+	uv=$$(requirements/ensure-uv); \
+	$$uv venv --quiet --allow-existing --python 3.11 .venv; \
+	$$uv pip sync --quiet --python $(PYTHON) requirements/dev.txt; \
+	$$uv pip install --quiet --python $(PYTHON) --no-deps --editable .; \
+	[ $$uv -ef .venv/bin/uv ] || ln -sf $$uv .venv/bin/uv
 	touch $@
 
 demo: env  ## from nothing to a refit on a real Kubernetes, explained on the way
@@ -36,13 +39,13 @@ bench: env  ## the numbers of docs/performance.md
 	$(PYTHON) -m bench
 
 e2e: env  ## the stories on the local cluster
-	$(PYTHON) -m pytest e2e/stories
+	$(PYTHON) -m pytest e2e/stories -m "not soak"
 
 image: env  ## the operator's and the runtime's image
 	$(PYTHON) -m e2e.cluster image
 
-soak: env  ## long lists, many seeds, kill loops
-	REFIT_SOAK=1 $(PYTHON) -m pytest tests e2e/stories
+soak: env  ## long lists, many seeds, kill loops; REFIT_SOAK=SEED for other kills
+	$(PYTHON) -m bench soak
 
-down: env  ## ends the local cluster; leaves nothing
+down: env  ## ends the local cluster; caches and system packages stay
 	$(PYTHON) -m e2e.cluster down

@@ -1,24 +1,32 @@
-"""All benches, or those that are named: `python -m bench [NAME...]`. Each prints a table and writes `bench/results/NAME.json`."""
+"""Benches: each prints a table and writes `bench/results/NAME.json`.
+
+python -m bench              # all that this machine can run, but soak, which takes hours
+python -m bench NAME...      # plan, needs, refit, device, soak; docs/performance.md says what each needs
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-BENCHES = ("plan", "needs", "refit", "device")
+BENCHES = ("plan", "needs", "refit", "device", "soak")
+UNASKED = ("plan", "needs", "refit", "device")
 
 
 def runnable() -> tuple[str, ...]:
     import torch
 
     if torch.cuda.is_available():
-        return BENCHES
+        return UNASKED
     print("device: left out, there is no CUDA here")
-    return tuple(name for name in BENCHES if name != "device")
+    return tuple(name for name in UNASKED if name != "device")
 
 
 def main() -> None:
     named = sys.argv[1:]
+    if {"-h", "--help"} & set(named):
+        print(__doc__)
+        return
     if unknown := [name for name in named if name not in BENCHES]:
         sys.exit(f"no bench {', '.join(unknown)}; there are {', '.join(BENCHES)}")
     for name in named or runnable():

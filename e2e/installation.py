@@ -1,4 +1,4 @@
-"""Refit on a cluster: images of this checkout, the operator from `manifests/`, and who it is. Idempotent; used by the demo and the stories."""
+"""Refit on a cluster: the operator from `manifests/base` with the cluster's image of it, and what pods of the demo and the stories need. Idempotent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import kubectl_program
 from e2e.cluster.progress import step
 from e2e.cluster.resolver import Cluster, resolve
@@ -34,29 +35,33 @@ class Installation:
 
 
 def install(settings: ClusterSettings | None = None) -> Installation:
-    """Brings up the cluster, builds what changed, applies the manifests and waits for the operator."""
-    settings = settings or ClusterSettings()
+    """Brings up the cluster, builds what changed, applies the manifests, waits for the operator, and has all that pods need."""
+    settings = settings or ClusterSettings.load()
     cluster = resolve(settings)
-    kubeconfig = cluster.up()
-    kubectl = Kubectl((kubectl_program(),), kubeconfig)
-    images = cluster.ensure_images()
-    packages = cluster.ensure_packages()
+    packages = cluster.ensure_packages()  # first: a cluster that cannot have them says so before anything is applied
+    kubectl = install_operator(cluster)
     exports = settings.cache / "exports"
     shutil.rmtree(exports, ignore_errors=True)
     exports.mkdir(parents=True)
+    return Installation(cluster, kubectl, Pods(cluster.ensure_images().runtime, packages, exports))
+
+
+def install_operator(cluster: Cluster) -> Kubectl:
+    kubectl = Kubectl((kubectl_program(),), cluster.up())
+    image = cluster.operator_image()
     with step("install the operator", 15):
-        kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifests(kubectl, images.operator))
+        kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifests(kubectl, image))
         try:
             kubectl("rollout", "status", f"deployment/{OPERATOR}", "-n", NAMESPACE, "--timeout=120s", timeout=130)
         except KubectlError as error:
             said = kubectl("logs", f"deployment/{OPERATOR}", "-n", NAMESPACE, "--tail=30")
-            raise RuntimeError(f"the operator did not become available: {error}\n{said}") from error
-    return Installation(cluster, kubectl, Pods(images.runtime, packages, exports))
+            raise ClusterError(f"the operator did not become available: {error}\n{said}") from error
+    return kubectl
 
 
 def manifests(kubectl: Kubectl, image: str) -> str:
-    """The base, with the operator's image of this checkout."""
-    documents = list(yaml.safe_load_all(kubectl("kustomize", str(REPOSITORY / "manifests" / "overlays" / "local"))))
+    """The base, with that image of the operator. Images are named by their content, so one that the node has is never pulled."""
+    documents = list(yaml.safe_load_all(kubectl("kustomize", str(REPOSITORY / "manifests" / "base"))))
     for document in documents:
         if document["kind"] == "Deployment":
             for container in document["spec"]["template"]["spec"]["containers"]:

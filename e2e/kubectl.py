@@ -6,6 +6,8 @@ Pods are reached through the API server, so nothing else needs to be reachable f
 from __future__ import annotations
 
 import json
+import random
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +28,13 @@ except urllib.error.HTTPError as error:
 """
 
 
+# The API server was not reached, as while it restarts: nothing was asked, so any verb may be asked again. What it says of pods comes after "service: ".
+NEVER_SENT = re.compile(r"The connection to the server \S+ was refused|TLS handshake timeout|(?<!service: )dial tcp \S+ connect: connection refused")
+PAUSES = (0.5, 1.0, 2.0, 4.0)
+
+
 class KubectlError(Exception):
-    """A kubectl call that failed; `stderr` is the API server's answer."""
+    """A kubectl call that failed or did not end; `stderr` is the API server's answer."""
 
     def __init__(self, arguments: Sequence[str], stderr: str) -> None:
         super().__init__(f"kubectl {' '.join(arguments)}: {stderr.strip()}")
@@ -43,10 +50,18 @@ class Kubectl:
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
         command = [*self.program, f"--kubeconfig={self.kubeconfig}", *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
-        if done.returncode != 0:
-            raise KubectlError(arguments, done.stderr or done.stdout)
-        return done.stdout
+        for pause in (*PAUSES, None):
+            try:
+                done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+            except subprocess.TimeoutExpired as error:
+                raise KubectlError(arguments, f"did not end within {timeout:.0f} s") from error
+            if done.returncode == 0:
+                return done.stdout
+            said = done.stderr or done.stdout
+            if pause is None or not NEVER_SENT.search(said):
+                break
+            time.sleep(pause * random.uniform(1.0, 1.3))
+        raise KubectlError(arguments, said)
 
     def apply(self, *objects: Object, server_side: bool = False) -> str:
         text = yaml.safe_dump_all(objects)
@@ -85,7 +100,7 @@ def eventually(what: str, check: Callable[[], Any], timeout: float, interval: fl
     while time.monotonic() < deadline:
         try:
             seen = check()
-        except (KubectlError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+        except (KubectlError, json.JSONDecodeError) as error:
             seen = error
         else:
             if seen:

@@ -5,6 +5,7 @@ down        end it and leave nothing of it
 status      what runs
 kubeconfig  the path of its kubeconfig
 image       build both images from this checkout and bring them to its nodes
+install     all of it: start it, build the images, put the operator on it and wait until it is ready
 kubectl ... kubectl against it
 """
 
@@ -19,6 +20,8 @@ from e2e.cluster.kubectl import kubectl_program
 from e2e.cluster.progress import CONSOLE
 from e2e.cluster.resolver import Cluster, resolve
 from e2e.cluster.settings import ClusterSettings
+from e2e.installation import install_operator
+from e2e.kubectl import KubectlError
 
 
 def up(cluster: Cluster) -> None:
@@ -43,7 +46,12 @@ def image(cluster: Cluster) -> None:
     print("\n".join(cluster.ensure_images().names()))
 
 
-VERBS: dict[str, Callable[[Cluster], None]] = {verb.__name__: verb for verb in (up, down, status, kubeconfig, image)}
+def install(cluster: Cluster) -> None:
+    install_operator(cluster)
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+
+
+VERBS: dict[str, Callable[[Cluster], None]] = {verb.__name__: verb for verb in (up, down, status, kubeconfig, image, install)}
 
 
 def main(words: list[str]) -> int:
@@ -51,14 +59,14 @@ def main(words: list[str]) -> int:
         match words:
             case ["kubectl", *rest]:
                 program = kubectl_program()
-                os.execv(program, [program, f"--kubeconfig={resolve(ClusterSettings()).kubeconfig}", *rest])
+                os.execv(program, [program, f"--kubeconfig={resolve(ClusterSettings.load()).kubeconfig}", *rest])
             case [verb] if verb in VERBS:
-                VERBS[verb](resolve(ClusterSettings()))
+                VERBS[verb](resolve(ClusterSettings.load()))
             case _:
                 CONSOLE.print(__doc__, markup=False)
                 return 2
-    except ClusterError as error:
-        CONSOLE.print(f"[red]✗[/] {type(error).__name__}:", end=" ")
+    except (ClusterError, KubectlError) as error:
+        CONSOLE.print("[red]✗[/]", end=" ")
         CONSOLE.print(str(error), markup=False, soft_wrap=True)
         return 1
     return 0

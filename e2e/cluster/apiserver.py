@@ -49,7 +49,7 @@ class ApiServer:
     @contextmanager
     def start(directory: Path, controller_manager: bool = False, settings: ClusterSettings | None = None) -> Iterator[ApiServer]:
         names = ["etcd", "kube-apiserver", *(["kube-controller-manager"] if controller_manager else [])]
-        programs = build((settings or ClusterSettings()).cache, names)
+        programs = build((settings or ClusterSettings.load()).cache, names)
         port, etcd_port, peer_port = _free_ports(3)
         plane = ControlPlane(programs, directory, LOOPBACK, port, etcd_port, peer_port)
         authority = write_files(plane)

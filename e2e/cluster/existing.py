@@ -1,6 +1,7 @@
 """A cluster that is there already: the current context of kubectl, used only when it is asked for.
 
-Nothing of it is started, ended or reconfigured. Its nodes get images from a registry, so they are named by the settings, not built.
+Nothing of it is started, ended or reconfigured. Its nodes pull the operator's image, so the settings name it and nothing is built.
+The demo and the stories are refused before anything is applied: their pods mount folders of this machine, and its nodes are others.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ class ExistingCluster:
     def status(self) -> list[tuple[str, str]]:
         return [("context", call([kubectl_program(), f"--kubeconfig={self.kubeconfig}", "config", "current-context"]).strip())]
 
+    def operator_image(self) -> str:
+        if self.settings.operator_image is None:
+            raise ClusterError("an existing cluster pulls its images: push the target `operator` of the Dockerfile to its registry, set REFIT_OPERATOR_IMAGE")
+        return self.settings.operator_image
+
     def ensure_images(self) -> Images:
-        operator, runtime = self.settings.operator_image, self.settings.runtime_image
-        if operator is None or runtime is None:
-            raise ClusterError("an existing cluster pulls its images: push both targets of the Dockerfile and set REFIT_OPERATOR_IMAGE, REFIT_RUNTIME_IMAGE")
-        return Images(operator, runtime)
+        raise ClusterError("REFIT_CLUSTER=existing: images are not built for a cluster of others; build the targets of the Dockerfile and push them yourself")
 
     def ensure_packages(self) -> PodPackages:
-        """Its runtime image brings the engine."""
-        return PodPackages(folder=None)
+        raise ClusterError(
+            "REFIT_CLUSTER=existing: pods of the demo, the example and the stories mount folders of this machine (engines, checkpoints), which its nodes do "
+            "not have; use REFIT_CLUSTER=local or kind for them. `python -m e2e.cluster install` puts the operator on the existing cluster"
+        )

@@ -21,7 +21,6 @@ from typing import Protocol
 
 from e2e.cluster import system_packages
 from e2e.cluster.build import PROGRAMS, build, key
-from e2e.cluster.errors import ClusterError
 from e2e.cluster.processes import call
 from e2e.cluster.progress import step
 from e2e.cluster.settings import REPOSITORY
@@ -88,31 +87,23 @@ def _context(cache: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """docker, podman or buildah, with the Dockerfile's own base from a registry."""
+class Docker:
+    """docker, with the Dockerfile's own base from a registry."""
 
-    command: str
     base: str = ""
 
-    @staticmethod
-    def find() -> Engine:
-        for command in ("docker", "podman", "buildah"):
-            if answers(command):
-                return Engine(command)
-        raise ClusterError("images need docker, podman or buildah, and none of them works here (tried `COMMAND info`); install one")
-
     def has(self, image: str) -> bool:
-        return bool(call([self.command, "images", "--quiet", image]).strip())
+        return bool(call(["docker", "images", "--quiet", image]).strip())
 
     def build(self, image: str, target: str, context: Path) -> None:
         with step(f"build {image}", 60):
-            call([self.command, "build", "--target", target, "--tag", image, context], seconds=BUILD_SECONDS)
+            call(["docker", "build", "--target", target, "--tag", image, context], seconds=BUILD_SECONDS)
 
 
-def answers(engine: str) -> bool:
+def docker_answers() -> bool:
     """Being installed is not enough: its daemon may be absent."""
     try:
-        return subprocess.run([engine, "info"], capture_output=True, check=False, timeout=30).returncode == 0
+        return subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30).returncode == 0
     except (subprocess.TimeoutExpired, OSError):
         return False
 
@@ -136,7 +127,7 @@ class LocalBuilder:
     def build(self, image: str, target: str, context: Path) -> None:
         self._ensure_base()
         wheels = self._fetch_wheels(context / "requirements" / f"{target}.txt")
-        arguments = (f"BASE_IMAGE={self.base}", "PIP_NO_INDEX=1", "PIP_FIND_LINKS=/wheels")
+        arguments = (f"BASE_IMAGE={self.base}", "PIP_NO_INDEX=1", "PIP_FIND_LINKS=/wheels", "SYSTEM_PACKAGES=")
         options = [*(word for argument in arguments for word in ("--build-arg", argument)), "--target", target, "--volume", f"{wheels}:/wheels:ro"]
         with step(f"build {image}", 30):
             self._bud(image, context, *options)

@@ -1,4 +1,7 @@
-"""A cluster of `kind`, where it and a container engine are there: the node is a container, so folders for pods are mounted into it first."""
+"""A cluster of `kind`, where it and docker are there (`kind load docker-image` asks docker, whatever runs the node).
+
+The node is a container, so folders for pods are mounted into it first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.images import TARGETS, Engine, Images, ensure_images
+from e2e.cluster.images import TARGETS, Docker, Images, ensure_images
 from e2e.cluster.pod_packages import PodPackages, ensure_pod_packages
 from e2e.cluster.processes import call
 from e2e.cluster.progress import step
@@ -45,8 +48,11 @@ class KindCluster:
     def status(self) -> list[tuple[str, str]]:
         return [(f"kind cluster {NAME}", "running" if NAME in self._clusters() else "absent")]
 
+    def operator_image(self) -> str:
+        return self.ensure_images().operator
+
     def ensure_images(self) -> Images:
-        images = ensure_images(self.settings.cache, Engine.find())
+        images = ensure_images(self.settings.cache, Docker())
         with step(f"load {' and '.join(TARGETS)} images into kind", 20):
             call(["kind", "load", "docker-image", "--name", NAME, *images.names()], seconds=CREATE_SECONDS)
         return images

@@ -106,6 +106,9 @@ class LocalCluster:
         records = [(name, self.components().running(name)) for name in COMPONENTS]
         return [(name, f"running, pid {record.identity.pid}" if record else "absent") for name, record in records]
 
+    def operator_image(self) -> str:
+        return self.ensure_images().operator
+
     def ensure_images(self) -> Images:
         images = ensure_images(self.settings.cache, self.builder)
         self._load(images.names())
@@ -200,4 +203,4 @@ class LocalCluster:
 
 def _require_root() -> None:
     if sys.platform != "linux" or os.geteuid() != 0:
-        raise ClusterError("the local cluster needs Linux and root: run this as root, or use REFIT_CLUSTER=kind or existing")
+        raise ClusterError("the local cluster needs Linux and root: run this as root, or use REFIT_CLUSTER=kind")

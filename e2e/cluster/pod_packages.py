@@ -34,25 +34,24 @@ VLLM_VERSION = "0.32.0+cpu"
 
 @dataclass(frozen=True, slots=True)
 class PodPackages:
-    """What a pod template adds, in Kubernetes' own words. Without a folder the image itself brings the packages."""
+    """What a pod template adds, in Kubernetes' own words; `folder` is on the node."""
 
-    folder: Path | None
+    folder: Path
 
     def volumes(self) -> list[Words]:
-        volumes: list[Words] = [{"name": "workloads", "configMap": {"name": WORKLOADS}}]
-        if self.folder is not None:
-            volumes.append({"name": "packages", "hostPath": {"path": str(self.folder), "type": "Directory"}})
-        return volumes
+        return [
+            {"name": "workloads", "configMap": {"name": WORKLOADS}},
+            {"name": "packages", "hostPath": {"path": str(self.folder), "type": "Directory"}},
+        ]
 
     def mounts(self) -> list[Words]:
-        mounts: list[Words] = [{"name": "workloads", "mountPath": f"{WORKLOADS_MOUNT}/e2e/workloads"}]
-        if self.folder is not None:
-            mounts.append({"name": "packages", "mountPath": PACKAGES_MOUNT, "readOnly": True})
-        return mounts
+        return [
+            {"name": "workloads", "mountPath": f"{WORKLOADS_MOUNT}/e2e/workloads"},
+            {"name": "packages", "mountPath": PACKAGES_MOUNT, "readOnly": True},
+        ]
 
     def environment(self) -> list[Words]:
-        places = [WORKLOADS_MOUNT] if self.folder is None else [PACKAGES_MOUNT, WORKLOADS_MOUNT]
-        return [{"name": "PYTHONPATH", "value": ":".join(places)}]
+        return [{"name": "PYTHONPATH", "value": f"{PACKAGES_MOUNT}:{WORKLOADS_MOUNT}"}]
 
 
 def workloads(namespace: str, folder: Path = REPOSITORY / "e2e" / "workloads") -> Words:

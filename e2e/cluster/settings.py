@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from e2e.cluster.errors import ClusterError
@@ -30,8 +30,17 @@ class ClusterSettings(BaseSettings):
     xdg_cache_home: Path = Field(default=Path("~/.cache"), validation_alias="XDG_CACHE_HOME")
     xdg_state_home: Path = Field(default=Path("~/.local/state"), validation_alias="XDG_STATE_HOME")
     operator_image: str | None = Field(default=None, description="On an existing cluster: where it pulls the operator from.")
-    runtime_image: str | None = Field(default=None, description="On an existing cluster: where it pulls the runtime from.")
     kubeconfig: Path | None = Field(default=None, validation_alias="KUBECONFIG", description="Of an existing cluster.")
+
+    @classmethod
+    def load(cls) -> ClusterSettings:
+        """Raises ClusterError that names each variable that is wrong, what it says and what it may say."""
+        try:
+            return cls()
+        except ValidationError as error:
+            prefix = cls.model_config["env_prefix"]
+            wrong = [f"{prefix}{str(each['loc'][0]).upper()} is {each['input']!r}: {each['msg']}" for each in error.errors(include_url=False)]
+            raise ClusterError("; ".join(wrong)) from error
 
     @property
     def cache(self) -> Path:

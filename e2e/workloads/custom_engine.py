@@ -35,7 +35,7 @@ from refit_runtime.settings import RuntimeSettings
 from refit_runtime.status import document
 from refit_runtime.wiring import seams_of
 
-from e2e.workloads.settings import EngineProgram
+from e2e.workloads.settings import EngineProgram, read
 from e2e.workloads.tiny_llama import TinyLlama
 
 log = structlog.get_logger(__name__)
@@ -184,7 +184,7 @@ async def serve(program: EngineProgram, settings: RuntimeSettings, announce: Cal
 def main() -> None:
     torch.set_num_threads(1)
     with last_words.fatal():
-        asyncio.run(serve(EngineProgram(), RuntimeSettings.load()))
+        asyncio.run(serve(read(EngineProgram), RuntimeSettings.load()))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from refit_runtime.settings import RuntimeSettings
 
 from e2e.workloads.custom_engine import engine
 from e2e.workloads.publishing import leave, publish, wait_until_allowed
-from e2e.workloads.settings import TrainerProgram
+from e2e.workloads.settings import TrainerProgram, read
 from e2e.workloads.tiny_llama import TinyLlama
 
 log = structlog.get_logger(__name__)
 
 
 def main() -> None:
-    program = TrainerProgram()
+    program = read(TrainerProgram)
     signal.signal(signal.SIGTERM, leave)
     torch.set_num_threads(1)
     torch.manual_seed(program.seed)

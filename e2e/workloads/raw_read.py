@@ -23,7 +23,7 @@ import torch
 from nixl import _api as nixl
 from refit_runtime.adapters.nixl import waiting_for_events
 
-from e2e.workloads.settings import RawProgram
+from e2e.workloads.settings import RawProgram, read
 
 POLL_SECONDS = 0.0005
 WRITTEN = 7
@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     torch.set_num_threads(1)
-    program = RawProgram()
+    program = read(RawProgram)
     ThreadingHTTPServer((program.host, program.port), partial(Handler, End(program))).serve_forever()
 
 

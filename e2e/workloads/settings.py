@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+def read(kind: type[Settings]) -> Settings:
+    """From the environment; ends the program with one line where a variable is wrong or missing."""
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        wrong = "; ".join(f"{prefix}{str(each['loc'][0]).upper()}: {each['msg']}" for each in error.errors(include_url=False))
+        raise SystemExit(f"environment: {wrong}. {(kind.__doc__ or '').strip()}") from error
 
 
 class TrainerProgram(BaseSettings):
@@ -34,7 +46,7 @@ class TrainerProgram(BaseSettings):
 
 
 class Launched(BaseSettings):
-    """What torchrun tells each process that it starts."""
+    """RANK and WORLD_SIZE are what torchrun tells each process that it starts: start this program with it."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 

@@ -23,14 +23,14 @@ from e2e.workloads.checkpoint import export
 from e2e.workloads.megatron_cpu import cpu, parallel_state
 from e2e.workloads.megatron_llama import Training, build, groups
 from e2e.workloads.publishing import leave, publish, wait_until_allowed
-from e2e.workloads.settings import Launched, TrainerProgram
+from e2e.workloads.settings import Launched, TrainerProgram, read
 from e2e.workloads.tiny_llama import TinyLlama
 
 log = structlog.get_logger(__name__)
 
 
 def main() -> None:
-    program, place = TrainerProgram(), Launched()  # type: ignore[call-arg]  # from the environment
+    program, place = read(TrainerProgram), read(Launched)
     signal.signal(signal.SIGTERM, leave)
     torch.set_num_threads(1)
     client = TrainerClient(RuntimeSettings.load(), place.rank, place.world_size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -18,6 +19,8 @@ from refit_api.errors import PeerError, RefitError
 from refit_api.wire import Role, VersionPhase, WorkerRef
 from refit_operator.catalog.facts import ENDED, MOVES
 from refit_operator.ports import Recorded, RecordedVersion
+
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests.catalog.conftest import World
@@ -223,8 +226,9 @@ def reachable(phase: VersionPhase) -> set[VersionPhase]:
     return {phase}.union(*(reachable(following) for following in MOVES[phase]))
 
 
+@pytest.mark.hypothesis
 def test_whatever_happens(make_world: Callable[..., World]) -> None:
-    run_state_machine_as_test(lambda: Fleet(make_world), settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(lambda: Fleet(make_world), settings=settings(examples(60), stateful_step_count=40))
 
 
 def test_refused_calls_leave_no_trace(world: World) -> None:

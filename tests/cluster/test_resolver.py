@@ -9,17 +9,17 @@ import pytest
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.resolver import Facts, choose
 
-ALL = Facts(kind=True, engine=True, linux=True, root=True, go=True)
-NO_DOCKER = dataclasses.replace(ALL, engine=False)
+ALL = Facts(kind=True, docker=True, linux=True, root=True, go=True)
+NO_DOCKER = dataclasses.replace(ALL, docker=False)
 MAC = dataclasses.replace(ALL, linux=False)
-NOTHING = Facts(kind=False, engine=False, linux=False, root=False, go=False)
+NOTHING = Facts(kind=False, docker=False, linux=False, root=False, go=False)
 
 
 @pytest.mark.parametrize(
     ("wanted", "facts", "chosen"),
     [
         pytest.param("auto", ALL, "kind", id="kind before the local cluster"),
-        pytest.param("auto", NO_DOCKER, "local", id="kind without an engine is no kind"),
+        pytest.param("auto", NO_DOCKER, "local", id="kind without docker is no kind"),
         pytest.param("auto", MAC, "kind", id="elsewhere than on Linux only kind is left"),
         pytest.param("local", ALL, "local", id="a wish goes first"),
         pytest.param("existing", NOTHING, "existing", id="an existing cluster needs nothing here"),
@@ -33,7 +33,7 @@ def test_choice(wanted: str, facts: Facts, chosen: str) -> None:
     ("wanted", "facts", "said"),
     [
         pytest.param("auto", NOTHING, ["the program kind", "Linux", "root", "Go", "REFIT_CLUSTER=existing"], id="nothing works"),
-        pytest.param("kind", NO_DOCKER, ["kind needs a running docker or podman"], id="kind without an engine"),
+        pytest.param("kind", NO_DOCKER, ["kind needs a running docker"], id="kind without docker"),
         pytest.param("local", dataclasses.replace(ALL, root=False), ["local needs root"], id="local without root"),
     ],
 )

@@ -6,7 +6,7 @@ import random as randomness
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_api.wire import Assignment, Order, RankPhase
 from refit_operator.decide.actions import Assign, MarkPod
@@ -17,6 +17,7 @@ from refit_operator.decide.memory import Memory
 from refit_operator.resources import resolved
 
 from tests.decide.world import NOW, SITE, catalog, failure, generator, group, observed, pod, spec, state
+from tests.examples import examples
 
 EVENTS = ("publish", "stage", "finish", "commit", "fail", "restart", "leave", "join", "wait", "release")
 
@@ -125,7 +126,7 @@ SPECS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(SPECS, st.lists(st.sampled_from(EVENTS), max_size=40), st.randoms(use_true_random=False))
 def test_at_every_moment(parts: dict[str, Any], events: list[str], random: randomness.Random) -> None:
     """Orders are right, bounded, given once, the same in any order of facts; no pod that serves is taken out."""
@@ -146,7 +147,7 @@ def test_at_every_moment(parts: dict[str, Any], events: list[str], random: rando
         assert orders(world.decide()) == [], "an order is given once"
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(SPECS, st.lists(st.sampled_from(EVENTS), max_size=25), st.randoms(use_true_random=False))
 def test_in_the_end_everybody_serves_the_target(parts: dict[str, Any], events: list[str], random: randomness.Random) -> None:
     """When nothing more goes wrong, the fleet converges in a bounded number of steps, whatever happened before."""

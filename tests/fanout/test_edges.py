@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_operator.fanout.edges import TRAINERS, Edge, Node, Stage, assign
 from refit_operator.fanout.shape import Shape, Topology
+
+from tests.examples import examples
 
 CHAIN = Shape(Topology.CHAIN, 2, 1, 0.0)
 TREE = Shape(Topology.TREE, 1, 2, 0.0)
@@ -87,7 +89,7 @@ SHAPES = st.sampled_from([CHAIN, TREE, DIRECT, Shape(Topology.CHAIN, 1, 1, 0.0),
 PREVIOUS = st.dictionaries(st.sampled_from([f"p{i}" for i in range(12)]), st.sampled_from([TRAINERS, *(f"p{i}" for i in range(14))]), max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(NODES, st.booleans(), SHAPES, PREVIOUS, st.randoms(use_true_random=False))
 def test_what_holds_for_every_fleet(nodes: list[Node], offered: bool, shape: Shape, previous: dict[str, str], random: object) -> None:
     """No cycle, no orphan, no reader above its limit, nobody below a leaf, alternates off the reader's own branch; the order of facts is nothing."""
@@ -109,7 +111,7 @@ def test_what_holds_for_every_fleet(nodes: list[Node], offered: bool, shape: Sha
     assert shape.streams is None or sum(edge.parent == TRAINERS for edge in found.values()) <= max(shape.streams, kept)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(NODES, SHAPES)
 def test_nobody_waits_while_a_source_has_room(nodes: list[Node], shape: Shape) -> None:
     """Who is not in the answer found every source taken."""

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_api import names
 from refit_api.dialect import from_api
 from refit_api.v1alpha1 import RefitGroupSpec
 from refit_operator.decide.facts import Group
 from refit_operator.resources import children, resolved, template_hash, workloads
+
+from tests.examples import examples
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -182,7 +184,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.fixed_dictionaries({}, optional=dict.fromkeys(("spec", "metadata"), JSON)),
     st.fixed_dictionaries({}, optional=dict.fromkeys(("containers", "volumes", "initContainers"), JSON)),

@@ -70,6 +70,12 @@ def test_picture(tmp_path: Path) -> None:
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    result = RUNNER.invoke(command, [str(HERE / "cases" / "c108a-fsdp4-to-tp2.yaml"), "--json", "--png", str(tmp_path / "none" / "plan.png")])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"--png {tmp_path}/none/plan.png: No such file or directory" in result.stderr
+
+
 def test_chunks_count_as_descriptors(tmp_path: Path) -> None:
     case = (HERE / "cases" / "c108a-fsdp4-to-tp2.yaml").read_text(encoding="utf-8")
     counts = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from refit_api.errors import IncompletePlan, OverlappingPlan
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shard, TensorSpec, whole
@@ -16,9 +16,10 @@ from refit_runtime.plan.boxes import covered
 from refit_runtime.plan.key import decode_needs, decode_shards, encode_needs, encode_shards
 from refit_runtime.plan.plan import plan
 
+from tests.examples import examples
 from tests.plan.layouts import Layouts, elements, layouts, without
 
-few = settings(max_examples=25, deadline=None)
+few = examples(25)
 
 
 def _boxes(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:

@@ -24,9 +24,10 @@ from refit_runtime.plan.key import (
 )
 from refit_runtime.plan.plan import plan
 
+from tests.examples import examples
 from tests.plan.layouts import Layouts, layouts
 
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+few = settings(examples(25), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 SHARDS = RankShards(3, 1, (Shard(TensorSpec("b", Dtype.BFLOAT16, (4, 2)), ((2, 4), (0, 2))), Shard(TensorSpec("a", Dtype.FLOAT32, ()), ())))
 NEEDS = CoordinateNeeds(

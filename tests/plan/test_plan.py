@@ -16,9 +16,10 @@ from refit_runtime.plan.boxes import contains, refine
 from refit_runtime.plan.plan import Plan, Subset, chunks, plan
 from refit_runtime.plan.runs import ALIGNMENT
 
+from tests.examples import examples
 from tests.plan.layouts import Layouts, elements, layouts, without
 
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+few = settings(examples(25), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 Element = tuple[str, tuple[int, ...]]
 

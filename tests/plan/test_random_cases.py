@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
+from tests.examples import SOAK
 from tests.plan.answers import answer, written
 from tests.plan.random_cases import random_case
 from tests.plan.slow_oracle import judge
 
-SEEDS = 6000 if os.environ.get("REFIT_SOAK") else 240
-PART = 20
+SEEDS, SOAK_SEEDS, PART = 240, 6000, 20
+FIRST = [pytest.param(first, marks=pytest.mark.soak if first >= SEEDS else ()) for first in range(0, SOAK_SEEDS if SOAK else SEEDS, PART)]
 
 
 def _comparable(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def _comparable(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, An
     return facts | {"bytes": {id_: entry["bytes"] for id_, entry in found["coordinates"].items()}}
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+@pytest.mark.parametrize("first", FIRST)
 def test_product_and_oracle_agree(first: int) -> None:
     for seed in range(first, first + PART):
         case = random_case(seed)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from refit_api.errors import UnsupportedLayout
 from refit_runtime.plan import roles
 
+from tests.examples import examples
+
 NAMES = ("q", "k", "v")
 
 
@@ -118,6 +120,7 @@ def test_refused(call: object, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+@examples(100)
 @given(kv=st.integers(1, 6), per=st.integers(1, 6), dim=st.integers(1, 8), ranks=st.integers(1, 8))
 def test_bands_cover_every_row_once(kv: int, per: int, dim: int, ranks: int) -> None:
     dim *= ranks  # so that the rows divide

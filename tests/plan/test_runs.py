@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shape, Shard, TensorSpec, box_elements, box_shape, whole
 from refit_runtime.plan import roles
 from refit_runtime.plan.key import PlanDocument, encode_needs, encode_shards, layout_hash, plan_document, plan_key
 from refit_runtime.plan.plan import Plan, Subset, plan
 
+from tests.examples import examples
 from tests.plan.layouts import Layouts, layouts
 
 BF16 = Dtype.BFLOAT16
 HIDDEN, FFN, MOE, EXPERTS, LAYERS = 64, 128, 32, 16, 4
-few = settings(max_examples=25, deadline=None)
+few = examples(25)
 
 Part = tuple[str, Shape, Box]
 

@@ -10,10 +10,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from refit_runtime.digest import BLOCK, Digests, root, run_root
+
+from tests.examples import examples
 
 Bytes = NDArray[np.uint8]
 DIGESTS = Digests("00000000-0000-0000-0000-000000000001", 7)
@@ -104,7 +106,7 @@ def test_zero_blocks_of_all_lengths_differ() -> None:
     assert len(digests) == 4100
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 1 << 30), dim=st.integers(0, 1), shape=st.sampled_from([(512, 4), (64, 64), (8, 2048)]))
 def test_permuted_rows_and_columns_differ(seed: int, dim: int, shape: tuple[int, int]) -> None:
     """Rows, and columns two at a time, so that words move whole."""
@@ -117,7 +119,7 @@ def test_permuted_rows_and_columns_differ(seed: int, dim: int, shape: tuple[int,
         assert DIGESTS.of(moved.reshape(-1).view(np.uint8)) != DIGESTS.of(data.reshape(-1).view(np.uint8))
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(one=st.integers(0, 3), two=st.integers(0, 3), tail=st.integers(1, BLOCK))
 def test_swapped_blocks_give_another_run_root(one: int, two: int, tail: int) -> None:
     """A block's digest says nothing of its place in the run: the root does."""
@@ -171,7 +173,7 @@ def test_c76_is_told_apart(content: NDArray[np.int32], change: Callable[[NDArray
     assert DIGESTS.of(changed.view(np.uint8)) != before
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(runs=st.lists(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=4), min_size=1, max_size=4), data=st.data())
 def test_a_version_root_covers_every_block_of_every_run(runs: list[list[bytes]], data: st.DataObject) -> None:
     """Merkle: any bit of any block digest, and where one run ends and the next begins."""

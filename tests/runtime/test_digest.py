@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from refit_runtime.digest import BLOCK, DIGEST_BYTES, Digests, block_count, root, run_root
+
+from tests.examples import examples
 
 UID, VERSION = "00000000-0000-0000-0000-000000000001", 7
 VECTORS = {
@@ -58,7 +60,7 @@ def test_published_vectors(data: bytes, expected: str) -> None:
 
 
 @given(st.binary(max_size=3000), st.sampled_from([0, 131_072 - 1500]))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @example(b"over the border of a block" * 50, BLOCK - 700)
 def test_equal_to_the_definition_at_every_length(tail: bytes, zeros: int) -> None:
     """Around the borders of words, of the pieces that are computed at once and of blocks."""
@@ -67,7 +69,7 @@ def test_equal_to_the_definition_at_every_length(tail: bytes, zeros: int) -> Non
 
 
 @given(st.integers(0, 3 * BLOCK // 2 - 1), st.integers(0, 7))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_a_flipped_bit_changes_its_block_only(at: int, bit: int) -> None:
     data = np.random.default_rng(1).integers(0, 256, 3 * BLOCK // 2, dtype=np.uint8)
     before = Digests(UID, VERSION).of(data)

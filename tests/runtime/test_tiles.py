@@ -6,10 +6,12 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from refit_runtime.adapters.cuda_tiles import NARROW, SQUARE, WIDE, End, Form, Table, tables
+
+from tests.examples import examples
 
 BASE = 4096  # of the memory that addresses count from
 Memory = NDArray[np.uint8]
@@ -54,7 +56,7 @@ def copies(draw: st.DrawFn) -> tuple[tuple[int, ...], End, End]:
 
 
 @given(copies())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_any_copy(copy: tuple[tuple[int, ...], End, End]) -> None:
     shape, target, source = copy
     memory = np.random.default_rng(1).integers(0, 64, 8 << 20, dtype=np.uint8)

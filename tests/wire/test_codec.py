@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from refit_api import codec, errors, wire
 from refit_api._pb import catalog_pb2
 
+from tests.examples import examples
+
 MESSAGES = {name: kind for name, kind in vars(wire).items() if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == wire.__name__}
 _SCALARS: dict[type, st.SearchStrategy[object]] = {
     str: st.text(max_size=12),
@@ -40,7 +42,7 @@ def values(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
 
 @pytest.mark.parametrize("name", MESSAGES)
 @given(data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(15), suppress_health_check=[HealthCheck.too_slow])
 def test_every_message_comes_back_as_it_was_sent(name: str, data: st.DataObject) -> None:
     message = data.draw(values(MESSAGES[name]))
     assert codec.decode(MESSAGES[name], codec.encode(message)) == message

@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 wrong (`--run` only: a bug of ours), 2 the file itself is wr
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ def plan(
     else:
         _print(planned, moved, answer["verdict"])
     if picture is not None and planned.plan is not None:
-        picture.write_bytes(png(planned.plan, _title(planned, case)))
+        _draw(picture, png(planned.plan, _title(planned, case)))
     raise typer.Exit(code)
 
 
@@ -49,6 +50,14 @@ def _read(case: Path) -> Planned:
         return plan_case(case.read_bytes())
     except OSError as error:
         return Planned(INVALID, error=InvalidCase(f"{case}: {error.strerror}", field="", line=0))
+
+
+def _draw(picture: Path, drawn: bytes) -> None:
+    try:
+        picture.write_bytes(drawn)
+    except OSError as error:
+        print(f"--png {picture}: {error.strerror}; name a file in a folder that can be written", file=sys.stderr)
+        raise typer.Exit(INVALID) from error
 
 
 def _title(planned: Planned, path: Path) -> str:

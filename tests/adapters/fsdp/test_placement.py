@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_api.errors import UnsupportedLayout
 from refit_runtime.adapters.fsdp.placement import local_box
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+
+from tests.examples import examples
 
 
 def chunk(tensor: torch.Tensor, dim: int, rank: int, ranks: int) -> torch.Tensor:
@@ -31,7 +33,7 @@ meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sizes=meshes, shape=shapes, data=st.data())
 def test_shards_of_every_place(sizes: tuple[int, ...], shape: tuple[int, ...], data: st.DataObject) -> None:
     dims = [data.draw(st.one_of(st.none(), st.integers(0, len(shape) - 1))) for _ in sizes]
@@ -49,7 +51,7 @@ def test_shards_of_every_place(sizes: tuple[int, ...], shape: tuple[int, ...], d
     assert sorted(seen) == sorted([*range(prod(shape))] * copies), "each element once for each replica"
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(sizes=st.lists(st.integers(1, 3), min_size=2, max_size=3).map(tuple), times=st.integers(1, 3), columns=st.integers(1, 3))
 def test_strided_shards_cut_what_the_dims_to_their_right_left(sizes: tuple[int, ...], times: int, columns: int) -> None:
     """FSDP over tensor parallelism: the last mesh dim cuts first; the first one cuts last, and may leave parts that are short or empty."""

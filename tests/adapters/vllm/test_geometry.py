@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_runtime.adapters.vllm.geometry import Geometry, Inexpressible, Piece, pieces
+
+from tests.examples import examples
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=3).map(tuple)
 STEPS = st.lists(st.tuples(st.sampled_from(["narrow", "step", "select", "permute", "view"]), st.randoms(use_true_random=False)), max_size=4)
@@ -45,7 +47,7 @@ def moved(found: tuple[Piece, ...], tensor: np.ndarray, parameter: np.ndarray) -
     return filled
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(SHAPES, SHAPES, STEPS, STEPS)
 def test_a_copy_between_views_moves_what_numpy_moves(tensor_shape, parameter_shape, tensor_steps, parameter_steps) -> None:
     tensor, parameter = np.arange(int(np.prod(tensor_shape))).reshape(tensor_shape), np.arange(int(np.prod(parameter_shape))).reshape(parameter_shape)
