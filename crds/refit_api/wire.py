@@ -147,8 +147,29 @@ class GetLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class Select:
+    """Which tensors a subset replaces: by checkpoint name, by layer (`.layers.<n>.`), or by a part of the name; any of the three selects."""
+
+    params: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    layer_groups: tuple[str, ...] = ()
+
+    def ordered(self) -> Select:
+        """Equal selections are equal values."""
+        return Select(tuple(sorted(set(self.params))), tuple(sorted(set(self.layers))), tuple(sorted(set(self.layer_groups))))
+
+    def spec(self) -> dict[str, list[str] | list[int]]:
+        """As WeightVersions spell it."""
+        spelled: dict[str, list[str] | list[int]] = {"params": list(self.params), "layers": list(self.layers), "layerGroups": list(self.layer_groups)}
+        return {name: named for name, named in spelled.items() if named}
+
+
+@dataclass(frozen=True, slots=True)
 class CreateVersion:
-    """`key` = `runId:step`. `plan_key` "" asks for the current one. `slots`: owner ranks joined by "-", in plan order."""
+    """`key` = `runId:step`. `plan_key` "" asks for the current one. `slots`: owner ranks joined by "-", in plan order.
+
+    With `base` and `select` the version is a subset: that version with the selected tensors replaced.
+    """
 
     group: GroupRef
     worker: WorkerRef
@@ -157,11 +178,13 @@ class CreateVersion:
     step: int
     plan_key: str
     slots: tuple[str, ...] = ()
+    base: int = 0
+    select: Select | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """`root` is empty until Ready. `reason` says why a version failed."""
+    """`root` is empty until Ready. `reason` says why a version failed. `base` and `select` are those of a subset; its root covers all tensors."""
 
     number: int
     key: str
@@ -173,6 +196,8 @@ class Version:
     root: bytes = b""
     bytes: int = 0
     reason: str = ""
+    base: int = 0
+    select: Select | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from refit_api.wire import CoordinateSources, GroupRef, Order, Role, VersionPhase
+from refit_api.wire import CoordinateSources, GroupRef, Order, Role, Select, VersionPhase
 
 from refit_operator.decide.actions import Announce
 from refit_operator.decide.facts import CatalogFacts, Child, Group, Pod, Record, Verdict
@@ -134,7 +134,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """One WeightVersion, as a catalog without memory needs it. `root` is empty unless it was Ready. `slots`: how many are expected."""
+    """One WeightVersion, as a catalog without memory needs it. `root` is empty unless it was Ready. `slots`: how many are expected.
+
+    `base` and `select` are those of a subset.
+    """
 
     number: int
     key: str
@@ -145,6 +148,8 @@ class RecordedVersion:
     root: bytes = b""
     bytes: int = 0
     slots: int = 0
+    base: int = 0
+    select: Select | None = None
 
 
 @dataclass(frozen=True, slots=True)

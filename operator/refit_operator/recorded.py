@@ -43,4 +43,6 @@ def _version(record: Record) -> RecordedVersion:
         root=bytes.fromhex(status.get("digest", "")),
         bytes=int(status.get("shards", {}).get("bytes", 0)),
         slots=record.slots,
+        base=record.base,
+        select=record.select,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from refit_api import names
-from refit_api.wire import Role
+from refit_api.wire import Role, Select
 
 from refit_operator.decide.conditions import seconds
 from refit_operator.decide.facts import Child, Group, Pod, Record
@@ -53,6 +53,8 @@ def record(body: Body) -> Record:
         plan_key=str(spec.get("planKey", "")),
         slots=int(spec.get("expectedSlots", 0)),
         created=seconds(metadata["creationTimestamp"]),
+        base=int(spec.get("baseVersion", 0)),
+        select=_select(spec["select"]) if "select" in spec else None,
         hold=bool(spec.get("hold", False)),
         abort=bool(spec.get("abort", False)),
         deleted=seconds(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
@@ -61,6 +63,10 @@ def record(body: Body) -> Record:
         revision=_revision(metadata),
         status=body.get("status") or {},
     )
+
+
+def _select(spec: Mapping[str, Any]) -> Select:
+    return Select(tuple(spec.get("params", ())), tuple(spec.get("layers", ())), tuple(spec.get("layerGroups", ())))
 
 
 def pod(body: Body) -> Pod:

@@ -103,9 +103,12 @@ class World:
 
     # --- versions
 
-    def create(self, ref: WorkerRef, step: int = 0, slots: tuple[str, ...] = ("0", "1"), run: str = "run-1", plan_key: str | None = None) -> wire.Created:
+    def create(
+        self, ref: WorkerRef, step: int = 0, slots: tuple[str, ...] = ("0", "1"), run: str = "run-1", plan_key: str | None = None,
+        base: int = 0, select: wire.Select | None = None,
+    ) -> wire.Created:  # fmt: skip
         def request(key: str) -> wire.CreateVersion:
-            return wire.CreateVersion(GROUP, ref, f"{run}:{step}", run, step, key, slots)
+            return wire.CreateVersion(GROUP, ref, f"{run}:{step}", run, step, key, slots, base, select)
 
         if plan_key is None:
             plan_key = self.call("CreateVersion", request("")).plan_key

@@ -191,8 +191,18 @@ class GetLayout(_message.Message):
     hash: str
     def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., hash: _Optional[str] = ...) -> None: ...
 
+class Select(_message.Message):
+    __slots__ = ("params", "layers", "layer_groups")
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    params: _containers.RepeatedScalarFieldContainer[str]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    layer_groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, params: _Optional[_Iterable[str]] = ..., layers: _Optional[_Iterable[int]] = ..., layer_groups: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class CreateVersion(_message.Message):
-    __slots__ = ("group", "worker", "key", "run_id", "step", "plan_key", "slots")
+    __slots__ = ("group", "worker", "key", "run_id", "step", "plan_key", "slots", "base", "select")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +210,8 @@ class CreateVersion(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     PLAN_KEY_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    SELECT_FIELD_NUMBER: _ClassVar[int]
     group: GroupRef
     worker: WorkerRef
     key: str
@@ -207,10 +219,12 @@ class CreateVersion(_message.Message):
     step: int
     plan_key: str
     slots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., key: _Optional[str] = ..., run_id: _Optional[str] = ..., step: _Optional[int] = ..., plan_key: _Optional[str] = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
+    base: int
+    select: Select
+    def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., key: _Optional[str] = ..., run_id: _Optional[str] = ..., step: _Optional[int] = ..., plan_key: _Optional[str] = ..., slots: _Optional[_Iterable[str]] = ..., base: _Optional[int] = ..., select: _Optional[_Union[Select, _Mapping]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("number", "key", "run_id", "step", "plan_key", "slots", "phase", "root", "bytes", "reason")
+    __slots__ = ("number", "key", "run_id", "step", "plan_key", "slots", "phase", "root", "bytes", "reason", "base", "select")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +235,8 @@ class Version(_message.Message):
     ROOT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    SELECT_FIELD_NUMBER: _ClassVar[int]
     number: int
     key: str
     run_id: str
@@ -231,7 +247,9 @@ class Version(_message.Message):
     root: bytes
     bytes: int
     reason: str
-    def __init__(self, number: _Optional[int] = ..., key: _Optional[str] = ..., run_id: _Optional[str] = ..., step: _Optional[int] = ..., plan_key: _Optional[str] = ..., slots: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[VersionPhase, str]] = ..., root: _Optional[bytes] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    base: int
+    select: Select
+    def __init__(self, number: _Optional[int] = ..., key: _Optional[str] = ..., run_id: _Optional[str] = ..., step: _Optional[int] = ..., plan_key: _Optional[str] = ..., slots: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[VersionPhase, str]] = ..., root: _Optional[bytes] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ..., base: _Optional[int] = ..., select: _Optional[_Union[Select, _Mapping]] = ...) -> None: ...
 
 class Created(_message.Message):
     __slots__ = ("plan_key", "version", "skipped")

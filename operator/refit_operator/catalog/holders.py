@@ -16,7 +16,7 @@ from refit_api.errors import CatalogUnavailable, LeaseLost, PeerUnavailable, Ver
 from refit_api.wire import Role, VersionPhase
 
 from refit_operator.catalog.facts import LEASABLE, Entry, Group, Holder, Lease, Moment, Outcome, Pending, Worker, generator_of, key_of, without
-from refit_operator.catalog.phases import close_holder
+from refit_operator.catalog.phases import close_holder, trainers_hold
 from refit_operator.catalog.versions import find
 from refit_operator.catalog.workers import class_of, member
 
@@ -82,15 +82,6 @@ def _is_last(group: Group, worker: Worker, number: int) -> bool:
         )
 
     return bool(peers) and not held_by_others(number) and not held_by_others(target)
-
-
-def trainers_hold(group: Group, number: int) -> bool:
-    """Trainers offer every slot, sealed and open to new leases."""
-    entry = group.versions.get(number)
-    if entry is None or not entry.version.slots or len(entry.version.slots) < entry.expected:
-        return False
-    offered = {slot for holder in group.held(number, Role.TRAINER) if holder.closed_at is None for slot, shard in holder.shards.items() if shard.sealed}
-    return set(entry.version.slots) <= offered
 
 
 def acquire(group: Group, request: wire.AcquireLease, at: Moment) -> Outcome:

@@ -180,7 +180,17 @@ class LocalCatalog:
 def _recorded(state: VersionState) -> RecordedVersion:
     version = state.version
     return RecordedVersion(
-        version.number, version.key, version.run_id, version.step, version.plan_key, version.phase, version.root, version.bytes, len(version.slots)
+        number=version.number,
+        key=version.key,
+        run_id=version.run_id,
+        step=version.step,
+        plan_key=version.plan_key,
+        phase=version.phase,
+        root=version.root,
+        bytes=version.bytes,
+        slots=len(version.slots),
+        base=version.base,
+        select=version.select,
     )
 
 

@@ -69,7 +69,19 @@ def start(ref: wire.GroupRef, terms: Terms, recorded: Recorded, now: float) -> G
     """A group as a catalog without memory knows it: from Kubernetes alone. Of a group that never had a catalog there is nothing to wait for."""
     known = {
         item.number: Entry(
-            version=wire.Version(item.number, item.key, item.run_id, item.step, item.plan_key, (), item.phase, item.root, item.bytes),
+            version=wire.Version(
+                number=item.number,
+                key=item.key,
+                run_id=item.run_id,
+                step=item.step,
+                plan_key=item.plan_key,
+                slots=(),
+                phase=item.phase,
+                root=item.root,
+                bytes=item.bytes,
+                base=item.base,
+                select=item.select,
+            ),
             expected=item.slots,
             created=now,
             publish_by=now + terms.publish_deadline_seconds,

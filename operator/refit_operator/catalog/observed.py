@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from refit_api.wire import Role
 
 from refit_operator.catalog.facts import Entry, GeneratorKey, Group, WorkerKey
-from refit_operator.catalog.holders import trainers_hold
 from refit_operator.catalog.model import wanted_ceiling
+from refit_operator.catalog.phases import trainers_hold
 from refit_operator.catalog.workers import class_of
 from refit_operator.decide.facts import CatalogFacts, Generator, GeneratorRank, TrainerRank, VersionState, Wants
 

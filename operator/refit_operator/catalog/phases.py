@@ -65,6 +65,15 @@ def unsealed(group: Group, entry: Entry) -> list[str]:
     return [slot for slot, ranks in sealed.items() if not ranks or not members(slot) & live <= ranks]
 
 
+def trainers_hold(group: Group, number: int) -> bool:
+    """Trainers offer every slot, sealed and open to new leases."""
+    entry = group.versions.get(number)
+    if entry is None or not entry.version.slots or len(entry.version.slots) < entry.expected:
+        return False
+    offered = {slot for holder in group.held(number, Role.TRAINER) if holder.closed_at is None for slot, shard in holder.shards.items() if shard.sealed}
+    return set(entry.version.slots) <= offered
+
+
 def members(slot: str) -> set[int]:
     return {int(rank) for rank in slot.split("-")}
 

@@ -3,6 +3,7 @@
 Invariants:
 - the first call with a key that plans what the group plans now creates the version; every other call with that key gets the same one;
 - numbers are given in order, below the ceiling that the RefitGroup shows, and a version is told to trainers once its WeightVersion exists;
+- a subset is completed by what lies in the trainers' memory, so its base is the newest Ready version of the run, planned alike; all ranks select alike;
 - what happens to the arena that a publish reuses is decided once, by the first call of the key, for all ranks;
 - the first seal of a slot fixes its roots for the version's life; a rank that sealed something else is no holder.
 """
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pydantic import ValidationError
 from refit_api import wire
-from refit_api.errors import CatalogUnavailable, PeerUnavailable, RefitError, ReplicaMismatch, StaleOrder, VersionRetired, WireMismatch
+from refit_api.errors import CatalogUnavailable, PeerUnavailable, RefitError, ReplicaMismatch, SpecError, StaleOrder, VersionRetired, WireMismatch
 from refit_api.names import Reason
+from refit_api.v1alpha1 import Select
 from refit_api.wire import Role, VersionPhase
 
 from refit_operator.catalog.facts import Entry, Group, Holder, Moment, Outcome, Pending, Shard, Worker
-from refit_operator.catalog.phases import become_ready, close_holder, end, fail, members, version_root
+from refit_operator.catalog.phases import become_ready, close_holder, end, fail, members, trainers_hold, version_root
 from refit_operator.catalog.workers import member, missing, plan_document
 
 CONFIRM_SECONDS = 5.0  # how long a call waits for the operator's writes
@@ -51,6 +54,10 @@ def create(group: Group, request: wire.CreateVersion, at: Moment) -> Outcome:
     if request.plan_key != plan_key:
         return group, wire.Created(plan_key=plan_key)
     _check_slots(request, trainer)
+    if request.base or request.select is not None:
+        waiting = _check_base(group, request, at)
+        if waiting is not None:
+            return group, waiting
     return _make(group, request, document, at)
 
 
@@ -66,6 +73,13 @@ def _replay(group: Group, request: wire.CreateVersion, entry: Entry, at: Moment)
             f"rank {request.worker.rank} publishes {request.key!r} with other slots or another step than the rank that created version {version.number}",
             seen=f"step {request.step}, slots {' '.join(request.slots)}",
             expected=f"step {version.step}, slots {' '.join(version.slots)}",
+        )
+    if (request.base, request.select) != (version.base, version.select):
+        raise SpecError(
+            f"rank {request.worker.rank} publishes {_what(request)} as {request.key!r}; the rank that created version {version.number} published "
+            f"{_what(version)}: every rank has to give the same select",
+            seen=_what(request),
+            expected=_what(version),
         )
     return group, _answer(entry, at)
 
@@ -86,6 +100,50 @@ def _check_slots(request: wire.CreateVersion, trainer: Worker) -> None:
         raise WireMismatch(f"slots must be distinct tuples of ranks below {trainer.world}", seen=" ".join(request.slots))
 
 
+def _what(publish: wire.CreateVersion | wire.Version) -> str:
+    return "all tensors" if publish.select is None else f"{publish.select.spec()} over version {publish.base}"
+
+
+def _check_base(group: Group, request: wire.CreateVersion, at: Moment) -> Pending | None:
+    """The base has to lie in the trainers' memory, whole: it is the run's newest Ready version, planned alike. Raises SpecError, VersionRetired."""
+    if request.select is None or not request.select.spec():
+        raise SpecError("select names no tensor: give params, layers or layer_groups, or leave it out to publish all", field="select")
+    try:
+        Select.model_validate(request.select.spec())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in ("select", *first["loc"]))
+        raise SpecError(f"{field}: {first['msg']}", field=field, seen=first["input"]) from error
+    entry = group.versions.get(request.base)
+    if entry is not None and entry.version.phase is VersionPhase.PUBLISHING:
+        waits = PeerUnavailable(f"the base {request.base} of {request.key!r} is still being published by other ranks", retry_after=group.beat_seconds)
+        return Pending(at.began + group.terms.publish_deadline_seconds, waits)
+    why = _unfit(group, request, entry)
+    if why and not group.settled(at.now):
+        text = f"the base {request.base} of {request.key!r}: the catalog is rebuilding its memory"
+        return Pending(group.settled_at, CatalogUnavailable(text, retry_after=1.0))
+    if why:
+        raise VersionRetired(f"version {request.base} cannot be the base of {request.key!r}: {why}; publish all tensors once", seen=request.base)
+    return None
+
+
+def _unfit(group: Group, request: wire.CreateVersion, base: Entry | None) -> str:
+    """Why the version cannot be completed by a subset; empty if it can."""
+    if base is None:
+        return "it is unknown"
+    version = base.version
+    if version.phase is not VersionPhase.READY:
+        return f"it is {version.phase.value} ({version.reason})"
+    if version.run_id != request.run_id:
+        return f"it belongs to run {version.run_id!r}"
+    if version.plan_key != request.plan_key:
+        return "the layouts of the group changed since"
+    newest = max(number for number, entry in group.versions.items() if entry.version.phase is VersionPhase.READY and entry.version.run_id == request.run_id)
+    if newest != version.number:
+        return f"version {newest} is newer, and is what the trainers hold"
+    return "" if trainers_hold(group, version.number) else "the trainers do not hold it any more"
+
+
 def _make(group: Group, request: wire.CreateVersion, document: bytes, at: Moment) -> Outcome:
     reused = _reused(group)
     if any(group.versions[number].version.phase is VersionPhase.PUBLISHING for number in reused):
@@ -101,7 +159,17 @@ def _make(group: Group, request: wire.CreateVersion, document: bytes, at: Moment
     for earlier in reused:
         for holder in group.held(earlier, Role.TRAINER):
             group = close_holder(group, earlier, holder.ref, at.now)
-    version = wire.Version(number, request.key, request.run_id, request.step, request.plan_key, request.slots, VersionPhase.PUBLISHING)
+    version = wire.Version(
+        number=number,
+        key=request.key,
+        run_id=request.run_id,
+        step=request.step,
+        plan_key=request.plan_key,
+        slots=request.slots,
+        phase=VersionPhase.PUBLISHING,
+        base=request.base,
+        select=request.select,
+    )
     recorded = (number - 1) % group.terms.record_every == 0
     entry = Entry(
         version=version,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from refit_api.wire import Assignment, Endpoint, ErrorDetail, RankReport, Role, Version, WorkerRef
+from refit_api.wire import Assignment, Endpoint, ErrorDetail, RankReport, Role, Select, Version, WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class Record:
     plan_key: str
     slots: int
     created: float
+    base: int = 0
+    select: Select | None = None
     hold: bool = False
     abort: bool = False
     deleted: float | None = None

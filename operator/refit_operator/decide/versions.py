@@ -31,6 +31,7 @@ _REASONS = {str(reason) for reason in Reason}
 def manifest(group: Group, state: VersionState) -> Mapping[str, Any]:
     """The finalizer is in the first write: no version is ever without it."""
     version = state.version
+    subset = {"format": "Subset", "baseVersion": version.base, "select": version.select.spec()} if version.select is not None else {}
     return {
         "apiVersion": names.API_VERSION,
         "kind": KIND,
@@ -51,6 +52,7 @@ def manifest(group: Group, state: VersionState) -> Mapping[str, Any]:
             "expectedSlots": len(version.slots),
             "planKey": version.plan_key,
             "idempotencyKey": version.key,
+            **subset,
         },
     }
 
