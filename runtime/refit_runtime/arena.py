@@ -6,15 +6,16 @@ and drained (O9), which is the caller's promise; `allocations` counts, and a war
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from refit_api.errors import PeerUnavailable, UnsupportedLayout, VersionRetired
-from refit_api.wire import GetManifest, Manifest, ManifestRun, WorkerRef
+from refit_api.wire import GetManifest, Manifest, ManifestRun, Select, WorkerRef
 
-from refit_runtime.plan.plan import Chunk, Run
+from refit_runtime.plan.plan import Chunk, Ranges, Run
 from refit_runtime.ports import Memory, Transport
+from refit_runtime.subset import within
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,7 @@ class Holding:
     `verified[run]` bytes from the run's start may be read by others; a run's digests are all known, and proven against its root, before the first.
     `chunks` came over the wire and were verified, in any order: a stage that goes on does not read them again.
     `pieces`, by run: where they lie in live memory, for a version that was never copied into an arena.
+    `base` and `select`: of a subset. `missing`, by run: what is not here yet, where the part held the base before; None: nothing was here.
     """
 
     number: int
@@ -97,6 +99,9 @@ class Holding:
     verified: dict[int, int] = field(default_factory=dict)
     chunks: set[Chunk] = field(default_factory=set)
     pieces: dict[int, bytes] = field(default_factory=dict)
+    base: int = 0
+    select: Select | None = None
+    missing: Mapping[int, Ranges] | None = None
     verified_bytes: int = 0
     closed: bool = False
 
@@ -107,6 +112,12 @@ class Holding:
     @property
     def complete(self) -> bool:
         return all(self.verified.get(run.index, -1) == run.bytes for run in self.runs)
+
+    def needs(self, chunk: Chunk) -> Ranges:
+        """What of a chunk has to be read, counted from the run's start."""
+        if self.missing is None:
+            return ((chunk.offset, chunk.bytes),)
+        return within(self.missing[chunk.run], chunk.offset, chunk.bytes)
 
     def is_of(self, number: int, plan_key: str) -> bool:
         return (self.number, self.plan_key) == (number, plan_key)

@@ -13,8 +13,8 @@ from refit_api.errors import DigestMismatch, InstallError
 
 from refit_runtime.arena import Holding
 from refit_runtime.digest import BLOCK, DIGEST_BYTES, Digests
-from refit_runtime.plan.plan import InstallCopy
-from refit_runtime.ports import Memory, WeightTarget
+from refit_runtime.plan.plan import InstallCopy, Subset
+from refit_runtime.ports import Copies, Memory, WeightTarget
 from refit_runtime.readback import ReadBack
 from refit_runtime.snapshot import typed
 
@@ -38,12 +38,22 @@ class CopyList:
         self._device = part.device
         self._readback: ReadBack | None = None
         self._install = memory.copies(list(zip(self._live, self._arena, strict=True)))
+        self._selected: dict[Subset, Copies] = {}
 
-    def install(self) -> None:
-        """Raises InstallError: then the live parameters are a mix, until a whole install succeeds."""
+    def prepare(self, subset: Subset) -> Copies:
+        """The copies of the selected tensors; kept until another subset is prepared."""
+        if subset not in self._selected:
+            pairs = zip(self._live, self._arena, strict=True)
+            kept = [pair for copy, pair in zip(self._copies, pairs, strict=True) if subset.keeps(copy.tensor)]
+            self._selected = {subset: self._memory.copies(kept)}
+        return self._selected[subset]
+
+    def install(self, subset: Subset | None = None) -> None:
+        """All, or a subset over its base. Raises InstallError: then the live parameters are a mix, until a whole install succeeds."""
+        copies = self._install if subset is None else self.prepare(subset)
         try:
-            self._install.start()
-            self._install.wait()
+            copies.start()
+            copies.wait()
         except RuntimeError as error:
             raise InstallError(f"copying into the live parameters failed ({error}): the engine's parameters changed, or its memory is broken") from error
         self._target.remake()

@@ -18,6 +18,7 @@ from refit_runtime.ports import Seams, WeightTarget
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stage import Stager
 from refit_runtime.stopwatch import Stopwatch
+from refit_runtime.subset import subset_of
 from refit_runtime.worker import Worker
 
 
@@ -47,15 +48,18 @@ class LiveParameters:
             self._lists[key] = made = CopyList(mine.copies, self._target, self._stager.arena.part(holding.part), self._seams.memory)
             if self._kind != "Off" and made.exact:
                 made.prepare_check()
+        if holding.select is not None:
+            self._lists[key].prepare(subset_of(holding.select))
         return self._lists[key]
 
     def install(self, holding: Holding, watch: Stopwatch) -> bool:
         """True if what was installed is still to be checked. Raises InstallError, DigestMismatch: then nothing is served."""
         copies = self.copy_list(holding)
         kind = self._kind if copies.exact else "Off"
+        over_base = holding.select is not None and self.serves(holding.base)
         self.torn, self.served = True, None
         with watch.timed("install"):
-            copies.install()
+            copies.install(subset_of(holding.select) if over_base and holding.select is not None else None)
         if kind == "Blocking" or (kind == "Async" and self._installs == 0):
             with watch.timed("check"):
                 copies.check(holding, self._digests(holding), lambda: False)

@@ -111,7 +111,7 @@ class Offers:
         try:
             manifest = self._manifest(source)
             offered, complete = self._offered(manifest)
-            connection = self._connections.to(manifest, self._goal.holding.part, self._chunks)
+            connection = self._connections.to(manifest, self._goal.holding, self._chunks)
             self._offers[source.worker] = Offer(source, connection, offered, complete, now, now)
         except (PeerError, TransferError) as error:
             self._out[source.worker] = error
@@ -174,7 +174,7 @@ class Offers:
         try:
             manifest = self._manifest(offer.source)
             offer.offered, offer.complete = self._offered(manifest)
-            offer.connection = self._connections.to(manifest, self._goal.holding.part, self._chunks)
+            offer.connection = self._connections.to(manifest, self._goal.holding, self._chunks)
         except (PeerError, TransferError) as error:
             self.give_up(offer, error)
             return

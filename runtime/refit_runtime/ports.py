@@ -120,20 +120,17 @@ class Memory(Protocol):
 class Read:
     """`bytes` at `remote` (offset from the manifest's base) to `local` (offset in our arena).
 
-    `parts` are where the bytes lie instead, one after the other, as (offset from the base, bytes), if the holder has them in several places.
+    `parts` are what it moves instead, as (remote, local, bytes), if the bytes do not lie in one place on both sides; `bytes` is their sum.
     """
 
     remote: int
     local: int
     bytes: int
-    parts: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[int, int, int], ...] = ()
 
-    def moves(self) -> Iterator[tuple[int, int, int]]:
+    def moves(self) -> tuple[tuple[int, int, int], ...]:
         """(remote, local, bytes) of each contiguous part."""
-        local = self.local
-        for remote, size in self.parts or ((self.remote, self.bytes),):
-            yield remote, local, size
-            local += size
+        return self.parts or ((self.remote, self.local, self.bytes),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Rules (each is a test):
 - the lease is held before a manifest is fetched or a read posted (O5), and no read is posted that cannot end within it;
 - all reads are posted before any is awaited (O8); no block counts as verified while a read into it is outstanding;
 - blocks are verified against digests that give the catalog's run root, always, and before anything is installed (O6);
+- of a subset whose base is here only what it replaces is read; every block is verified all the same;
 - a chunk whose bytes are wrong is pulled again once, then from another holder; then the stage fails and names tensor, box, block and source;
 - a holder that makes no progress is dropped: the rest comes from others, from where we were; a read of it that does not end within 5 s
   costs us our transport agent (`Stuck`), since only that ends it for certain.
@@ -125,7 +126,8 @@ class Pull:
         if not any(flight.offer is offer for flight in self._flights):
             offer.progress = self._seams.clock.monotonic()
         try:
-            return Flight(piece, offer, offer.connection.read(piece.chunk))
+            read = offer.connection.read if piece.refused else offer.connection.read_missing  # whatever was wrong, all of it comes anew
+            return Flight(piece, offer, read(piece.chunk))
         except (PeerError, TransferError) as error:
             self._offers.give_up(offer, error)
             return None
@@ -146,10 +148,12 @@ class Pull:
         return moved
 
     def _verify(self, flight: Flight, pool: ThreadPoolExecutor) -> None:
-        flight.offer.arrived(self._seams.clock.monotonic())
-        source = flight.offer.source.worker
-        self.read_from[source.pod_uid, source.role] += flight.piece.chunk.bytes
-        self._checks[pool.submit(self._first_wrong, flight.piece)] = flight.piece, flight.offer
+        piece, source = flight.piece, flight.offer.source.worker
+        moved = piece.chunk.bytes if piece.refused else sum(size for _, size in self._goal.holding.needs(piece.chunk))
+        if moved:
+            flight.offer.arrived(self._seams.clock.monotonic())
+            self.read_from[source.pod_uid, source.role] += moved
+        self._checks[pool.submit(self._first_wrong, piece)] = piece, flight.offer
 
     def _arrived(self, flight: Flight) -> bool | None:
         """None: the read is still outstanding."""

@@ -2,6 +2,8 @@
 
     wait until it is Ready -> plan -> free a part of the arena (close, drain) -> lease -> pull and verify -> release the lease
 
+A subset whose base is whole here takes over the base's bytes, and reads what it replaces; without its base all of it is pulled.
+
 Live parameters are not touched, requests run on. A part of the arena is reused only after the catalog said that nobody reads it (O9). What a failed
 stage verified stays and is not pulled again if the same version is asked for next. Every wait ends at the order's deadline.
 """
@@ -29,6 +31,7 @@ from refit_runtime.ports import Seams, StageOrder
 from refit_runtime.pull import Pull, Stuck
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stopwatch import Stopwatch
+from refit_runtime.subset import subset_of
 from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -129,6 +132,7 @@ class Stager:
         for holding in self.holdings.all():
             if holding.is_of(version.number, version.plan_key) and holding.root == version.root and not holding.closed:
                 return holding
+        base = next((each for each in self.holdings.all() if each.is_of(version.base, version.plan_key) and each.complete), None)
         part = next((p for p, holding in enumerate(self.holdings.parts) if holding is None), None)
         if part is None:
             part = next((holding.part for holding in self.holdings.all() if holding.number != serving), 0)
@@ -136,8 +140,20 @@ class Stager:
                 self.free(part, deadline, cancelled)
         runs = tuple(plan.runs[run] for run in mine.offsets)
         holding = Holding(version.number, version.plan_key, part, runs, dict(mine.offsets), version.root, verified={run.index: 0 for run in runs})
+        holding.base, holding.select = version.base, version.select
+        if base is not None and version.select is not None:
+            self._take_over(base, part, mine.arena_bytes)
+            holding.missing = plan.selected(subset_of(version.select), mine.offsets)
         self.holdings.parts[part] = holding
         return holding
+
+    def _take_over(self, base: Holding, part: int, size: int) -> None:
+        if base.part == part:
+            return
+        with self.progress.watch.timed("base"):
+            copies = self._seams.memory.copies([(self.arena.part(part)[:size], self.arena.part(base.part)[:size])])
+            copies.start()
+            copies.wait()
 
     def free(self, part: int, deadline: float, cancelled: Callable[[], bool] = never) -> None:
         """Nobody reads the part any more when this returns."""

@@ -4,6 +4,7 @@
 
 - All ranks call `publish` with the same step; the key `runId:step` gives all of them one number without a collective.
 - Training is stopped for the snapshot only; with snapshot InPlace, which copies nothing, until `release`.
+- A publish with `select` replaces these tensors in what was published last; all ranks select alike. Whether that is still held the catalog decides.
 - What fails after the snapshot fails the version, is logged, and never stops training.
 - The manifest of a version is served before its shard is advertised (O4); memory is reused after its holder was closed and drained (O9).
 - While the catalog is away `publish` raises CatalogUnavailable(retry_after): nothing hangs.
@@ -13,12 +14,12 @@ from __future__ import annotations
 
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from refit_api.errors import CatalogUnavailable, PeerUnavailable, PlanError, RefitError, SpecError, VersionRetired
 from refit_api.tensors import box_elements
-from refit_api.wire import CreateVersion, EndVersion, OpenShard, Role, SealShard, Version
+from refit_api.wire import CreateVersion, EndVersion, OpenShard, Role, SealShard, Select, Version
 
 from refit_runtime import last_words
 from refit_runtime.arena import SPARE, Arena, Holding, Holdings, device_of
@@ -31,6 +32,7 @@ from refit_runtime.planner import Planned, Planner
 from refit_runtime.ports import Seams, WeightSource
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.snapshot import Snapshot
+from refit_runtime.subset import SubsetSnapshot, refuse_unmatched, subset_of
 from refit_runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -41,6 +43,23 @@ log = structlog.get_logger(__name__)
 PLAN_TRIES = 4  # the class set may change while we plan
 CALL_MARGIN = 5.0
 SEAL_SECONDS = 30.0  # that a publish waits for the seal of the one before
+
+
+Taken = Snapshot | SubsetSnapshot | InPlace
+
+
+class _Key(NamedTuple):
+    """What a list of copies is made for. `base`: the part that a subset's base lies in."""
+
+    allocations: int
+    plan: str
+    part: int
+    select: Select | None
+    base: int
+
+    def is_stale(self, new: _Key) -> bool:
+        """Another allocation, another plan, or another subset."""
+        return self[:2] != new[:2] or (new.select is not None and self.select not in (None, new.select))
 
 
 class TrainerClient:
@@ -58,7 +77,7 @@ class TrainerClient:
         self._patience = Patience(seams, self.worker)
         self._planned: Planned | None = None
         self._in_place = settings.trainer.snapshot == "InPlace"
-        self._snapshots: dict[tuple[int, str, int], Snapshot | InPlace] = {}
+        self._snapshots: dict[_Key, Taken] = {}
         self._source: WeightSource | None = None
         self._order: tuple[int, ...] = ()
         self._pool = ThreadPoolExecutor(1, "refit-seal")
@@ -86,29 +105,44 @@ class TrainerClient:
             return torch.device("cpu")
         return device_of((shard.tensor.name, source.view(index)) for index, shard in enumerate(source.shards().shards))
 
-    def publish(self, step: int, select: object | None = None) -> Version | None:
-        """The version that holds the present weights, or None if `onBusy: Skip` skipped it. Raises PeerError (NoClass, CatalogUnavailable), PlanError."""
-        if select is not None:
-            raise SpecError("subsets are not published by this release: leave select out", seen=select)
+    def publish(self, step: int, select: Select | None = None) -> Version | None:
+        """The version that holds the present weights, or None if `onBusy: Skip` skipped it; with `select`, of these tensors only, the rest as before.
+
+        Raises PeerError (NoClass, CatalogUnavailable; VersionRetired: there is nothing that a subset could complete), PlanError, SpecError.
+        """
         if self._sealing is not None and futures.wait([self._sealing], SEAL_SECONDS).not_done:  # a failure was logged, and failed its version
             raise PeerUnavailable(f"step {step}: the version before is not sealed yet: the catalog is away, or digests are slow", retry_after=2.0)
-        version = self._create(step)
+        select = select.ordered() if select is not None else None
+        base = self._base(step, select) if select is not None else None
+        version = self._create(step, base, select)
         if version is None:
             return None
         try:
-            snapshot, holding = self._snapshot(version)
+            snapshot, holding = self._snapshot(version, base)
         except RefitError as error:
             self._abort(version.number, error)
             raise
         self._sealing = self._pool.submit(self._seal, version, snapshot, holding)
         return version
 
-    def _create(self, step: int) -> Version | None:
+    def _base(self, step: int, select: Select) -> Holding:
+        """What was published last, if all of it is here."""
+        if self._in_place:
+            raise SpecError("select: a subset replaces tensors in an arena; spec.trainer.snapshot InPlace has none: use Device or Host", seen="InPlace")
+        last = max(self._holdings.all(), key=lambda held: held.number, default=None)
+        if last is None or last.closed or not last.complete or self._planned is None:
+            text = f"step {step}: rank {self._rank} holds no sealed version that a subset could complete: publish all tensors once"
+            raise VersionRetired(text, seen=last.number if last is not None else None)
+        refuse_unmatched(self._planned.plan, select)
+        return last
+
+    def _create(self, step: int, base: Holding | None, select: Select | None) -> Version | None:
         clock = self._seams.clock
         deadline = clock.monotonic() + self._settings.versions.publish_deadline_seconds + CALL_MARGIN
         for _ in range(PLAN_TRIES):
             key, slots = (self._planned.key, self._planned.plan.slots) if self._planned is not None else ("", ())
-            ask = CreateVersion(self.worker.group, self.worker.ref, f"{self._run_id}:{step}", self._run_id, step, key, slots)
+            number = base.number if base is not None else 0
+            ask = CreateVersion(self.worker.group, self.worker.ref, f"{self._run_id}:{step}", self._run_id, step, key, slots, number, select)
             try:
                 created = self._seams.catalog.create_version(ask, max(1.0, deadline - clock.monotonic()))
             except CatalogUnavailable:
@@ -120,7 +154,7 @@ class TrainerClient:
                 self._planned = self.planner.planned(created.plan_key)
         raise PeerUnavailable(f"step {step}: the layouts of the group changed {PLAN_TRIES} times while this rank planned", retry_after=5.0)
 
-    def _snapshot(self, version: Version) -> tuple[Snapshot | InPlace, Holding]:
+    def _snapshot(self, version: Version, base: Holding | None) -> tuple[Taken, Holding]:
         planned, source = self._planned, self._source
         assert planned is not None, "a version is created with a plan"
         assert source is not None, "bind before publish"
@@ -133,11 +167,11 @@ class TrainerClient:
         if all(part is not None for part in self._holdings.parts):
             self._free(min(self._holdings.all(), key=lambda held: held.number), deadline)
         part = self._holdings.parts.index(None)
-        key = (self.arena.allocations, planned.key, part)
+        key = _Key(self.arena.allocations, planned.key, part, version.select, base.part if base is not None else part)
         if key not in self._snapshots:
             mine = mine if mine is not None else planned.plan.source(self._rank)
-            self._snapshots = {old: kept for old, kept in self._snapshots.items() if old[:2] == key[:2]}
-            self._snapshots[key] = self._prepared(mine, source, part)
+            self._snapshots = {old: kept for old, kept in self._snapshots.items() if not old.is_stale(key)}
+            self._snapshots[key] = self._prepared(mine, source, key)
         snapshot = self._snapshots[key]
         snapshot.take()
         runs = tuple(planned.plan.runs[run] for run in snapshot.offsets)
@@ -146,10 +180,14 @@ class TrainerClient:
         self._holdings.parts[part] = holding
         return snapshot, holding
 
-    def _prepared(self, plan: SourcePlan, source: WeightSource, part: int) -> Snapshot | InPlace:
+    def _prepared(self, mine: SourcePlan, source: WeightSource, key: _Key) -> Taken:
         if self._in_place:
-            return InPlace(plan, self._order, source, self._seams.memory, self._seams.transport)
-        return Snapshot(plan, self._order, source, self.arena.part(part), self._seams.memory)
+            return InPlace(mine, self._order, source, self._seams.memory, self._seams.transport)
+        part = self.arena.part(key.part)
+        if key.select is None or self._planned is None:
+            return Snapshot(mine, self._order, source, part, self._seams.memory)
+        subset, base = subset_of(key.select), self.arena.part(key.base)
+        return SubsetSnapshot(mine, self._planned.plan, subset, self._order, source, part, base, self._seams.memory)
 
     def _stale(self, planned: Planned) -> bool:
         return not any(key[:2] == (self.arena.allocations, planned.key) for key in self._snapshots)
@@ -158,7 +196,7 @@ class TrainerClient:
         self._patience.drained(holding, deadline)
         self._holdings.parts[holding.part] = None
 
-    def _seal(self, version: Version, snapshot: Snapshot | InPlace, holding: Holding) -> None:
+    def _seal(self, version: Version, snapshot: Taken, holding: Holding) -> None:
         """Beside the training: shards are offered, digested, sealed."""
         try:
             deadline = self._seams.clock.monotonic() + self._settings.versions.publish_deadline_seconds

@@ -18,10 +18,10 @@ def refit(rank: Any, orders: Any, number: int, sources: Any = ()) -> Any:
     return report
 
 
-def publish_all(trainers: list[Any], step: int) -> int:
+def publish_all(trainers: list[Any], step: int, select: Any = None) -> int:
     """From every rank at once, as ranks do."""
     with ThreadPoolExecutor(len(trainers)) as pool:
-        numbers = set(pool.map(lambda trainer: trainer.publish(step).number, trainers))
+        numbers = set(pool.map(lambda trainer: trainer.publish(step, select).number, trainers))
     assert len(numbers) == 1
     return int(numbers.pop())
 

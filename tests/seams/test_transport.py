@@ -79,16 +79,19 @@ def test_pieces_arrive_where_they_belong(pair: Any) -> None:
 
 
 def test_a_piece_may_lie_in_several_places_of_several_regions(pair: Any) -> None:
-    """As live weights do: addresses are absolute, and one read moves all."""
+    """As live weights do: addresses are absolute, and one read moves all, each part to its place."""
     source, reader, there, here = pair
     more = HostMemory().allocate(MIB, torch.device("cpu"))
     more.copy_(torch.randint(0, 256, (MIB,), dtype=torch.uint8))
     source.register(there, more)
-    parts = ((there.data_ptr() + MIB, 512), (more.data_ptr() + 100, 36), (there.data_ptr(), 4))
+    parts = ((there.data_ptr() + MIB, MIB, 512), (more.data_ptr() + 100, 3 * MIB, 36), (there.data_ptr(), MIB + 512, 4))
     peer = reader.connect(replace(manifest(source), base=0), [Read(parts[0][0], MIB, 552, parts), Read(more.data_ptr(), 0, 1000)])
     for transfer in [peer.read(0), peer.read(1)]:
         finish(transfer)
-    assert torch.equal(here[MIB : MIB + 552], torch.cat([there[MIB : MIB + 512], more[100:136], there[:4]]))
+    assert torch.equal(here[MIB : MIB + 516], torch.cat([there[MIB : MIB + 512], there[:4]]))
+    assert torch.equal(here[3 * MIB : 3 * MIB + 36], more[100:136])
+    assert not here[MIB + 516 : 3 * MIB].any()
+    assert not here[3 * MIB + 36 :].any()
     assert torch.equal(here[:1000], more[:1000])
     peer.close()
 

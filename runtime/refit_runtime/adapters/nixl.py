@@ -92,7 +92,7 @@ class NixlTransport:
                     raise WireMismatch("the manifest names another agent than its metadata: fetch it again", seen=name, expected=manifest.agent)
                 self._agent.make_connection(name)
                 self._counters["connections"] += 1
-            moves = [list(piece.moves()) for piece in pieces]
+            moves = [piece.moves() for piece in pieces]
             here = [(mine.base + local, size, mine.device) for piece in moves for _, local, size in piece]
             there = [(manifest.base + remote, size, manifest.device) for piece in moves for remote, _, size in piece]
             local = self._agent.prep_xfer_dlist("", here, mine.memory)

@@ -10,8 +10,9 @@ every owner and of every needer; the facts may come in any order; indices of sha
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,6 +28,10 @@ from refit_runtime.plan.runs import ALIGNMENT, Form, Layout, lay_out
 from refit_runtime.plan.survey import Numbers, Survey, survey
 from refit_runtime.plan.table import Names, NeedKind, NeedTable, ShardTable, need_table, shard_table
 
+_LAYER = re.compile(r"\.layers\.(?=([0-9]+)\.)")
+Ranges = tuple[tuple[int, int], ...]
+"""(offset, bytes) of parts of a run, in order, none touching the next."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subset:
@@ -39,7 +44,9 @@ class Subset:
     def keeps(self, tensor: str) -> bool:
         if not (self.params or self.layers or self.layer_groups):
             return True
-        return tensor in self.params or any(f".layers.{n}." in tensor for n in self.layers) or any(part in tensor for part in self.layer_groups)
+        if tensor in self.params or any(part in tensor for part in self.layer_groups):
+            return True
+        return bool(self.layers) and any(int(n) in self.layers and n == str(int(n)) for n in _LAYER.findall(tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,24 @@ class Plan:
     @property
     def slots(self) -> tuple[str, ...]:
         return tuple(self._slots)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those that move."""
+        return tuple(self._facts.names[tensor] for tensor in np.unique(self._layout.tensor).tolist())
+
+    def selected(self, subset: Subset, runs: Iterable[int]) -> dict[int, Ranges]:
+        """What of each run belongs to tensors of the subset."""
+        layout = self._layout
+        kept = np.array([subset.keeps(name) for name in self._facts.names], bool)
+        found: dict[int, Ranges] = {}
+        for run in runs:
+            here = slice(int(layout.starts[run]), int(layout.starts[run + 1]))
+            at = np.append(layout.offset[here], self.runs[run].bytes)
+            inside = np.concatenate([[False], kept[layout.tensor[here]], [False]])
+            edges = at[np.flatnonzero(inside[1:] != inside[:-1])].tolist()
+            found[run] = tuple((lo, hi - lo) for lo, hi in zip(edges[::2], edges[1::2], strict=True))
+        return found
 
     def slot_runs(self, slot: str) -> tuple[int, ...]:
         return tuple(self._slots[slot])
