@@ -8,9 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.existing import ExistingCluster
+from e2e.cluster.kubectl import kubectl_program
 from e2e.cluster.settings import REPOSITORY, ClusterSettings
+from e2e.installation import manifests
+from e2e.kubectl import Kubectl
 
 KUBECONFIG = """{"apiVersion": "v1", "kind": "Config", "current-context": "theirs", "contexts": [{"name": "theirs", "context": {"cluster": "theirs"}}],
 "clusters": [{"name": "theirs", "cluster": {"server": "http://127.0.0.1:1"}}]}"""
@@ -41,6 +46,15 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> 
         assert part in done.stderr
 
 
-def test_the_image_of_the_operator_is_the_one_that_was_named() -> None:
-    settings = ClusterSettings(cluster="existing", operator_image="registry/refit-operator:1")
-    assert ExistingCluster(settings).operator_image() == "registry/refit-operator:1"
+def test_the_operator_is_that_of_the_named_image(tmp_path: Path) -> None:
+    """Everything else is manifests/base as it is."""
+    image = ExistingCluster(ClusterSettings(cluster="existing", operator_image="registry/refit-operator:1")).operator_image()
+    documents = list(yaml.safe_load_all(manifests(Kubectl((kubectl_program(),), tmp_path / "none"), image)))
+    containers = [container for each in documents if each["kind"] == "Deployment" for container in each["spec"]["template"]["spec"]["containers"]]
+    assert [(container["image"], container.get("imagePullPolicy")) for container in containers] == [("registry/refit-operator:1", None)]
+    assert {each["kind"] for each in documents} > {"Namespace", "CustomResourceDefinition", "ClusterRole", "ServiceAccount"}
+
+
+def test_an_image_that_nobody_named_is_asked_for() -> None:
+    with pytest.raises(ClusterError, match="REFIT_OPERATOR_IMAGE"):
+        ExistingCluster(ClusterSettings(cluster="existing")).operator_image()

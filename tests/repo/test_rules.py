@@ -92,5 +92,11 @@ def test_public_surface_of_the_runtime() -> None:
     assert sorted(refit_runtime.__all__) == ["ControlClient", "GeneratorClient", "TrainerClient"]
 
 
+def test_one_file_says_how_many_examples_a_property_gets() -> None:
+    """Else `make soak` would not reach it."""
+    asked = {str(path.relative_to(ROOT)) for path in tracked("tests/*.py") if re.search(r"max_examples=", path.read_text()) and path != Path(__file__)}
+    assert asked == {"tests/examples.py"}
+
+
 def test_nothing_big_is_tracked() -> None:
     assert {str(path.relative_to(ROOT)): size for path in tracked() if (size := path.stat().st_size) > 300_000} == {}

@@ -6,10 +6,12 @@ import ctypes
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refit_api.errors import WireMismatch
 from refit_runtime.pieces import Piece, encode, parts_of, pieces_of
+
+from tests.examples import examples
 
 
 @st.composite
@@ -22,7 +24,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return box.permute(turned)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(views(), min_size=1, max_size=4), st.data())
 def test_any_part_of_a_run_is_found(arrays: list[torch.Tensor], data: st.DataObject) -> None:
     run = b"".join(array.contiguous().view(torch.uint8).numpy().tobytes() for array in arrays)
