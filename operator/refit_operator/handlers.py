@@ -76,7 +76,7 @@ def registry(wiring: Wiring, login: Callable[..., kopf.ConnectionInfo | None]) -
 def configure(settings: kopf.OperatorSettings) -> None:
     """Watches are told apart from dead ones; the operator exits well within its grace period."""
     settings.posting.enabled = False
-    settings.scanning.disabled = True
+    settings.scanning.disabled = True  # needs rights to watch CRDs; `wiring` waits for the kinds, and a watch of one that went away ends the process
     settings.networking.request_timeout = 30.0
     settings.watching.server_timeout = 300  # sent as written: the API server takes whole seconds only
     settings.watching.chunk_size = 500

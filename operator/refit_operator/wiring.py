@@ -153,7 +153,7 @@ async def _renewal(clock: Clock, when: dt.datetime, flags: Flags) -> None:
 
 
 async def _kinds(seconds: float, cluster: KubeCluster, clock: Clock) -> None:
-    """Returns when the API server has both kinds. Raises SpecError."""
+    """Returns when the API server has both kinds. Raises SpecError, or PeerError when it does not answer."""
     deadline, looks = clock.monotonic() + seconds, 0
     while True:
         try:
@@ -162,6 +162,8 @@ async def _kinds(seconds: float, cluster: KubeCluster, clock: Clock) -> None:
                 return
             told = _without(missing)
         except PeerError as error:
+            if clock.monotonic() > deadline:
+                raise
             told = error.message
         if clock.monotonic() > deadline:
             raise SpecError(f"after {seconds:.0f} s: {told}")

@@ -54,7 +54,7 @@ def test_it_waits_for_the_kinds_and_ends_when_they_go(bare: tuple[Kubectl, Path]
         assert "waiting for the kinds" in process.stderr.readline()
         kubectl("apply", "--server-side", "-k", str(ROOT / "crds"))
         assert "queue" in ask(f"http://127.0.0.1:{settings['REFIT_OPERATOR_HEALTH_PORT']}/healthz")
-        section = (ROOT / "docs" / "quickstart.md").read_text().partition("Remove Refit")[2].partition("\n## ")[0]
+        section = (ROOT / "docs" / "quickstart.md").read_text().partition("\nRefit itself:")[2].partition("\n## ")[0]
         groups, versions, _ = re.findall("^kubectl (.*)$", section, re.MULTILINE)
         for line in (groups, versions):  # with nothing there to delete they are fine too
             kubectl(*line.split())
