@@ -7,7 +7,7 @@ import os
 from hypothesis import settings
 
 SOAK = bool(os.environ.get("REFIT_SOAK"))
-FACTOR = 40
+FACTOR = 10
 
 
 def examples(count: int) -> settings:

@@ -11,7 +11,7 @@ from tests.plan.answers import answer, written
 from tests.plan.random_cases import random_case
 from tests.plan.slow_oracle import judge
 
-SEEDS, SOAK_SEEDS, PART = 240, 6000, 20
+SEEDS, SOAK_SEEDS, PART = 240, 2400, 20
 FIRST = [pytest.param(first, marks=pytest.mark.soak if first >= SEEDS else ()) for first in range(0, SOAK_SEEDS if SOAK else SEEDS, PART)]
 
 
