@@ -41,7 +41,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(params=[World, NixlWorld], ids=["memory", "nixl"])
 def group(request: pytest.FixtureRequest, case: Case, tmp_path: Path) -> Iterator[World]:
     with local_catalog(GroupRef("default", "demo"), replace(TERMS, redundancy=case.pair.redundancy)) as catalog, ExitStack() as stack:
-        yield request.param(catalog, tmp_path, stack, TERMS.lease_seconds)
+        yield request.param(catalog, tmp_path, stack, TERMS.lease_seconds, TERMS.publish_deadline_seconds)
 
 
 def test_a_refitted_engine_is_the_one_that_its_loader_makes(case: Case, group: World) -> None:

@@ -54,7 +54,7 @@ def processed(module: torch.nn.Module, config: object, rank: models.Rank) -> tor
 @pytest.fixture
 def group(tmp_path: Path):
     with local_catalog(GroupRef("default", "demo"), TERMS) as catalog, ExitStack() as stack:
-        yield World(catalog, tmp_path, stack, TERMS.lease_seconds)
+        yield World(catalog, tmp_path, stack, TERMS.lease_seconds, TERMS.publish_deadline_seconds)
 
 
 @pytest.mark.parametrize("published", ["weights and scales", "bfloat16 weights"])

@@ -43,10 +43,10 @@ class Net(torch.nn.Module):
 class World:
     """`faults` by the UID of the pod that is read from; set before the reader connects."""
 
-    def __init__(self, catalog: LocalCatalog, folder: Path, stack: ExitStack, lease_seconds: float) -> None:
+    def __init__(self, catalog: LocalCatalog, folder: Path, stack: ExitStack, lease_seconds: float, publish_seconds: float = 20.0) -> None:
         self.catalog, self.folder, self.stack = catalog, folder, stack
         self.fabric, self.faults = Fabric(), dict[str, Fault]()
-        self.lease_seconds = lease_seconds
+        self.lease_seconds, self.publish_seconds = lease_seconds, publish_seconds
         (folder / "ca").write_bytes(catalog.ca)
 
     def settings(self, uid: str, role: Role, **changes: Any) -> RuntimeSettings:
@@ -61,7 +61,7 @@ class World:
             token_file=str(token),
             pod=Pod(name=uid, uid=uid, namespace=group.namespace, ip="127.0.0.1"),
             run=Run(refit_run_id="run-1"),
-            versions=Versions(lease_seconds=self.lease_seconds, drain_seconds=2, publish_deadline_seconds=20),
+            versions=Versions(lease_seconds=self.lease_seconds, drain_seconds=2, publish_deadline_seconds=self.publish_seconds),
             transport=TransportSettings(chunk_bytes=MIB),
             **changes,
         )
