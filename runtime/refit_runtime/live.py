@@ -13,6 +13,7 @@ from refit_api.errors import DigestMismatch
 from refit_runtime.arena import Holding
 from refit_runtime.digest import Digests
 from refit_runtime.install import CopyList
+from refit_runtime.plan.plan import Subset
 from refit_runtime.planner import Planner
 from refit_runtime.ports import Seams, WeightTarget
 from refit_runtime.settings import RuntimeSettings
@@ -48,18 +49,23 @@ class LiveParameters:
             self._lists[key] = made = CopyList(mine.copies, self._target, self._stager.arena.part(holding.part), self._seams.memory)
             if self._kind != "Off" and made.exact:
                 made.prepare_check()
-        if holding.select is not None:
-            self._lists[key].prepare(subset_of(holding.select))
+        subset = self._over_base(holding)
+        if subset is not None:
+            self._lists[key].prepare(subset)
         return self._lists[key]
+
+    def _over_base(self, holding: Holding) -> Subset | None:
+        """What of it is not in the live parameters already; None: nothing is known to be."""
+        return subset_of(holding.select) if holding.select is not None and self.serves(holding.base) else None
 
     def install(self, holding: Holding, watch: Stopwatch) -> bool:
         """True if what was installed is still to be checked. Raises InstallError, DigestMismatch: then nothing is served."""
         copies = self.copy_list(holding)
         kind = self._kind if copies.exact else "Off"
-        over_base = holding.select is not None and self.serves(holding.base)
+        subset = self._over_base(holding)
         self.torn, self.served = True, None
         with watch.timed("install"):
-            copies.install(subset_of(holding.select) if over_base and holding.select is not None else None)
+            copies.install(subset)
         if kind == "Blocking" or (kind == "Async" and self._installs == 0):
             with watch.timed("check"):
                 copies.check(holding, self._digests(holding), lambda: False)

@@ -29,20 +29,11 @@ def subset_of(select: Select) -> Subset:
 
 def refuse_unmatched(plan: Plan, select: Select) -> None:
     """Every selector has to name a tensor that some engine reads. Raises SpecError with those that do not."""
-    alone = [
-        *((name, Select(params=(name,))) for name in select.params),
-        *((f"layer {number}", Select(layers=(number,))) for number in select.layers),
-        *((f"{text!r}", Select(layer_groups=(text,))) for text in select.layer_groups),
-    ]
-    tensors = plan.tensors
-    idle = [shown for shown, one in alone if not any(map(subset_of(one).keeps, tensors))]
-    if idle or not alone:
-        raise SpecError(
-            f"select: {', '.join(idle[:8]) or 'nothing'} selects no tensor that an engine reads ({len(idle)} of {len(alone)} selectors do not); "
-            "name tensors as the checkpoint does",
-            field="select",
-            seen=", ".join(idle[:8]),
-        )
+    subset = subset_of(select)
+    idle = subset.idle(plan.tensors) if subset != Subset() else ("nothing",)
+    if idle:
+        shown = ", ".join(idle[:8])
+        raise SpecError(f"select: no tensor that an engine reads is selected by {shown} ({len(idle)} in all); name tensors as the checkpoint does", seen=shown)
 
 
 def within(ranges: Ranges, offset: int, size: int) -> Ranges:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from refit_operator.shown import child, owner, pod
+from refit_api.v1alpha1 import WeightVersion
+from refit_api.wire import Select, Version, VersionPhase
+from refit_operator.decide.facts import Group, VersionState
+from refit_operator.decide.versions import manifest
+from refit_operator.ports import Seen
+from refit_operator.recorded import recorded
+from refit_operator.shown import child, owner, pod, record
 
 META = {
     "name": "p",
@@ -59,3 +65,17 @@ def test_only_a_controlling_group_is_an_owner() -> None:
     reference = {"apiVersion": "refit.dev/v1alpha1", "kind": "RefitGroup", "name": "demo", "uid": "u"}
     assert owner({"metadata": {"ownerReferences": [reference]}}) == ("", "")
     assert owner({"metadata": {"ownerReferences": [{**reference, "controller": True}]}}) == ("demo", "u")
+
+
+@pytest.mark.parametrize(
+    "select", [None, Select(layers=(0, 3)), Select(("model.norm",), (), ("bias", ".q."))], ids=["all tensors", "layers", "names and texts"]
+)
+def test_a_version_is_known_again_from_the_record_that_was_written_of_it(select: Select | None) -> None:
+    """By a catalog without memory, which has to refuse ranks that select otherwise."""
+    version = Version(7, "run:3", "run", 3, "plan", ("0", "1"), VersionPhase.PUBLISHING, base=6 if select is not None else 0, select=select)
+    body = manifest(Group("ns", "demo", "u", 1), VersionState(version, 0, 0, 0.0))
+    written = WeightVersion.model_validate(body).spec
+    assert written.format == ("FullTensor" if select is None else "Subset")
+    body = {**body, "metadata": {**body["metadata"], "uid": "v", "creationTimestamp": "2026-11-30T15:38:09Z"}}
+    (known,) = recorded(Seen(None, None, records=(record(body),))).versions
+    assert (known.number, known.key, known.slots, known.base, known.select) == (7, "run:3", 2, version.base, select)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,7 @@ from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, Rank
 from refit_runtime.plan import roles
 from refit_runtime.plan.key import PlanDocument, encode_needs, encode_shards, layout_hash, plan_document, plan_key
 from refit_runtime.plan.plan import Plan, Subset, plan
+from refit_runtime.subset import between, within
 
 from tests.examples import examples
 from tests.plan.layouts import Layouts, layouts
@@ -161,6 +165,35 @@ def test_experts_of_others_never_cross_the_wire(ep: int) -> None:
         seen = {name for run in found.coordinate_runs("a", f"ep{rank}") for name, _ in found.contents(run, 0, found.runs[run].bytes) if ".experts." in name}
         assert seen == {name for name, _, _ in routed(experts)}
         assert found.coordinate("a", f"ep{rank}").bytes == 2 * sum(box_elements(box) for _, _, box in dense(1, 0) + routed(experts))
+
+
+@few
+@given(layers=st.frozensets(st.integers(0, LAYERS)), groups=st.frozensets(st.sampled_from([".q.", ".experts.3.", "norm"])), size=st.integers(1000, 60000))
+def test_what_a_subset_replaces_in_a_whole_plan_is_what_its_tensors_have_there(layers: frozenset[int], groups: frozenset[str], size: int) -> None:
+    """And the rest is what the others have: byte for byte, also when it is asked for chunk by chunk."""
+    subset = Subset(params=frozenset({"no such tensor"}), layers=layers, layer_groups=groups)
+    needs = [needing(f"tp{rank}", dense(2, rank) + routed(range(rank, EXPERTS, 2))) for rank in range(2)]
+    found = plan(trainer(2, 2, 4), {"a": needs})
+    selected = found.selected(subset, range(len(found.runs)))
+    for run in found.runs:
+        inside = [(subset.keeps(name), 2 * box_elements(box)) for name, box in found.contents(run.index, 0, run.bytes)]
+        kept = np.repeat([keeps for keeps, _ in inside], [extent for _, extent in inside])
+        ranges = selected[run.index]
+        assert np.array_equal(mask(ranges, run.bytes), kept)
+        assert np.array_equal(mask(between(ranges, run.bytes), run.bytes), ~kept)
+        assert all(lo + extent < following for (lo, extent), (following, _) in pairwise(ranges))
+        parts = [within(ranges, at, min(size, run.bytes - at)) for at in range(0, run.bytes, size)]
+        assert np.array_equal(mask([one for part in parts for one in part], run.bytes), kept)
+        assert all(at * size <= lo and lo + extent <= (at + 1) * size for at, part in enumerate(parts) for lo, extent in part)
+
+
+def mask(ranges: Iterable[tuple[int, int]], size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Each byte once."""
+    times = np.zeros(size, np.int64)
+    for at, extent in ranges:
+        times[at : at + extent] += 1
+    assert times.max(initial=0) <= 1
+    return times > 0
 
 
 @few

@@ -325,10 +325,10 @@ def test_a_trainer_that_started_again_publishes_everything_first(world: Any, ord
 
 
 IDLE: dict[str, tuple[Select, str]] = {
-    "no selector": (Select(), "nothing selects no tensor"),
-    "a name that nobody has": (Select(params=("model.norm", "model.nrm")), "model.nrm selects no tensor"),
-    "a layer too far": (Select(layers=(0, 4)), "layer 4 selects no tensor"),
-    "a group without tensors": (Select(layers=(0,), layer_groups=(".mlp.",)), "'.mlp.' selects no tensor"),
+    "no selector": (Select(), "selected by nothing"),
+    "a name that nobody has": (Select(params=("model.norm", "model.nrm")), r"selected by model.nrm \(1 in all\)"),
+    "a layer too far": (Select(layers=(0, 4)), "selected by layer 4"),
+    "a group without tensors": (Select(layers=(0,), layer_groups=(".mlp.",)), "selected by '.mlp.'"),
 }
 
 

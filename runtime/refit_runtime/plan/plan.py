@@ -48,6 +48,15 @@ class Subset:
             return True
         return bool(self.layers) and any(int(n) in self.layers and n == str(int(n)) for n in _LAYER.findall(tensor))
 
+    def idle(self, tensors: Sequence[str]) -> tuple[str, ...]:
+        """Selectors that keep none of the tensors, as people name them."""
+        layers = {n for tensor in tensors for n in _LAYER.findall(tensor)}
+        return (
+            *sorted(self.params - set(tensors)),
+            *(f"layer {n}" for n in sorted(self.layers) if str(n) not in layers),
+            *(repr(part) for part in sorted(self.layer_groups) if not any(part in tensor for tensor in tensors)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
