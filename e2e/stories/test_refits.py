@@ -53,6 +53,17 @@ def test_new_generators_read_from_a_peer_and_not_from_the_trainer(fleet: Fleet) 
     assert len(set(fleet.checksums().values())) == 1
 
 
+def test_versions_that_come_faster_than_they_roll_out_end_at_the_newest(fleet: Fleet) -> None:
+    """Whoever is still reading one whose trainer went on, and which nobody holds any more, is sent to the newest."""
+    fleet.scale(2)
+    fleet.until_all_serve(max(fleet.serving().values()), 2)
+    for _ in range(3):
+        last = fleet.allow_one_more() + 6
+        fleet.allow(fleet.allowed() + 5)
+        eventually(f"version {last} is Ready", lambda last=last: fleet.phase(last) == "Ready", 120)
+        fleet.until_all_serve(last, 2, 120)
+
+
 def test_a_version_with_a_missing_shard_is_never_installed(fleet: Fleet) -> None:
     """One of two trainer ranks hangs before it seals: the version fails at its deadline, and the old one serves on."""
     before = set(fleet.serving().values())

@@ -30,6 +30,7 @@ class Row:
     memory: Memory = field(default_factory=Memory)
     offered: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
+    older: dict[str, Any] = field(default_factory=dict)
 
 
 AT_OLD = {"serving": 1, "arena": 1}
@@ -99,6 +100,14 @@ ROWS = [
         target=3,
         memory=Memory(superseded=frozenset({"a/0"})),
     ),
+    Row(
+        "unless its last source is gone",
+        [generator("a", serving=1, staging=2, progress=0.1, assignment=order(2))],
+        [("a", 3, STAGE, "trainers")],
+        target=3,
+        memory=Memory(superseded=frozenset({"a/0"})),
+        older={"offered": False},
+    ),
     Row("what was finished is committed before the next", [generator("a", serving=1, arena=2, assignment=order(2))], [("a", 2, COMMIT, "trainers")], target=3),
     Row(
         "a pin does not wait for what it replaces",
@@ -166,7 +175,8 @@ def carried_out(orders: Sequence[Assign]) -> list[tuple[str, int, Order, str]]:
 
 
 def facts_of(row: Row) -> CatalogFacts:
-    versions = tuple(state(n, offered=row.offered, **(row.facts if n == row.target else {})) for n in (1, 2, 3) if n <= max(2, row.target))
+    known = {n: row.facts if n == row.target else row.older for n in (1, 2, 3) if n <= max(2, row.target)}
+    versions = tuple(state(n, **{"offered": row.offered, **facts}) for n, facts in known.items())
     return catalog(*row.generators, versions=versions)
 
 
