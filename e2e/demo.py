@@ -169,7 +169,7 @@ class Demo:
             table.add_row(str(number), str(seen.step), size(seen.bytes), *row, f"of {len(seen.answers)} generators")
         self.console.print(table)
         self.typed("get", "refitgroups,weightversions,pods", "-n", self.fleet.namespace)
-        kubeconfig = self.fleet.installation.cluster.kubeconfig
+        kubeconfig = str(self.fleet.installation.cluster.kubeconfig).replace(str(Path.home()), "$HOME", 1)
         self.console.print(
             f"\n[bold]Try next[/] (the cluster stays up; `make down` ends it)\n"
             f"  export KUBECONFIG={kubeconfig}\n"
