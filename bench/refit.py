@@ -108,11 +108,8 @@ class Pair:
 
 def templates(pods: Pods) -> tuple[Object, Object]:
     """Of the trainer and of the generator."""
-    environment = {"TRAINER_SCALE": str(SCALE), "TRAINER_VERSIONS": "100", "TRAINER_ALLOWED": f"{CONTROL}/allowed", "TRAINER_COUNTERS": f"{CONTROL}/counters"}
-    trainer = pods.template("trainer", ["python3", "-m", "e2e.workloads.module_trainer"], environment)
-    engine = pods.template(
-        "engine", ["python3", "-m", "e2e.workloads.custom_engine"], {"ENGINE_SCALE": str(SCALE)}, ports=[{"name": "http", "containerPort": HTTP_PORT}]
-    )
+    trainer = pods.module_trainer(100, TRAINER_SCALE=str(SCALE), TRAINER_COUNTERS=f"{CONTROL}/counters")
+    engine = pods.custom_engine(ENGINE_SCALE=str(SCALE))
     raw = pods.template("raw", ["python3", "-m", "e2e.workloads.raw_read"], {"RAW_BYTES": str(VERSION_BYTES), "RAW_PORT": str(RAW_PORT)})
     for template in (trainer, engine):
         template["spec"]["containers"] += raw["spec"]["containers"]

@@ -22,6 +22,7 @@ from refit_api import names
 from rich.console import Console
 from rich.table import Table
 
+from e2e.cluster.progress import failed
 from e2e.fleet import GROUP, Fleet
 from e2e.groups import HTTP_PORT, refit_group
 from e2e.installation import Installation, install
@@ -216,9 +217,7 @@ def main(arguments: list[str]) -> None:
     try:
         show(console)
     except (AssertionError, KubectlError, RuntimeError) as error:
-        errors = Console(stderr=True, soft_wrap=True, highlight=False)
-        errors.print("[red]✗[/]", end=" ")
-        errors.print(str(error), markup=False)  # what a cluster says may look like markup
+        failed(error)
         sys.exit(1)
     if arguments:
         console.save_svg(arguments[0], title="make demo")

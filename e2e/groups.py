@@ -58,11 +58,16 @@ class Pods:
             environment["TRAINER_ALLOWED"] = f"{CONTROL}/allowed"
         return self.template("trainer", ["python3", *launch, "-m", "e2e.workloads.trainer"], environment)
 
-    def custom_engine(self) -> Object:
+    def module_trainer(self, versions: int, **settings: str) -> Object:
+        """One process without a framework; it publishes what `/control/allowed` lets it."""
+        environment = {"TRAINER_VERSIONS": str(versions), "TRAINER_ALLOWED": f"{CONTROL}/allowed", **settings}
+        return self.template("trainer", ["python3", "-m", "e2e.workloads.module_trainer"], environment)
+
+    def custom_engine(self, **settings: str) -> Object:
         return self.template(
             "engine",
             ["python3", "-m", "e2e.workloads.custom_engine"],
-            {},
+            settings,
             ports=[{"name": "http", "containerPort": HTTP_PORT}],
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import kubectl_program
-from e2e.cluster.progress import CONSOLE
+from e2e.cluster.progress import CONSOLE, failed
 from e2e.cluster.resolver import Cluster, resolve
 from e2e.cluster.settings import ClusterSettings
 from e2e.installation import install_operator
@@ -66,8 +66,7 @@ def main(words: list[str]) -> int:
                 CONSOLE.print(__doc__, markup=False)
                 return 2
     except (ClusterError, KubectlError) as error:
-        CONSOLE.print("[red]✗[/]", end=" ")
-        CONSOLE.print(str(error), markup=False, soft_wrap=True)
+        failed(error)
         return 1
     return 0
 

@@ -16,6 +16,12 @@ CONSOLE = Console(stderr=True, highlight=False)
 REMINDER_SECONDS = 30.0
 
 
+def failed(error: Exception) -> None:
+    """What a cluster says may look like markup."""
+    CONSOLE.print("[red]✗[/]", end=" ")
+    CONSOLE.print(str(error), markup=False, soft_wrap=True)
+
+
 @contextmanager
 def step(what: str, about: float | None = None) -> Iterator[None]:
     """Announces `what`; `about` is its usual time in seconds."""

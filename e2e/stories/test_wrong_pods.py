@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.fleet import GROUP, Fleet
-from e2e.groups import CONTROL, Object, refit_group
+from e2e.groups import Object, refit_group
 from e2e.installation import Installation
 from e2e.kubectl import eventually
 
@@ -27,17 +27,11 @@ def alone(installation: Installation) -> Iterator[Fleet]:
     fleet.remove()
 
 
-def trainer(fleet: Fleet, **environment: str) -> Object:
-    settings = {"TRAINER_ALLOWED": f"{CONTROL}/allowed", "TRAINER_VERSIONS": "10", **environment}
-    return fleet.pods_of.template("trainer", ["python3", "-m", "e2e.workloads.module_trainer"], settings)
-
-
-def wrong_engine(fleet: Fleet, environment: dict[str, str], **container: Any) -> Object:
-    template = fleet.pods_of.custom_engine()
-    main = template["spec"]["containers"][0]
-    main["env"] += [{"name": name, "value": value} for name, value in environment.items()]
-    main.update(container)
-    return template
+def group(fleet: Fleet, scale: str = "1", **container: Any) -> Object:
+    """A good trainer, and an engine whose container is changed."""
+    engine = fleet.pods_of.custom_engine(ENGINE_SCALE=scale)
+    engine["spec"]["containers"][0].update(container)
+    return refit_group(GROUP, fleet.namespace, fleet.pods_of.module_trainer(10), engine)
 
 
 def until_told(fleet: Fleet, said: str) -> Object:
@@ -61,14 +55,13 @@ def until_told(fleet: Fleet, said: str) -> Object:
     ids=["no NIXL", "port in use", "no space for the arena"],
 )
 def test_an_engine_that_cannot_start_says_why_in_the_status_of_its_group(alone: Fleet, container: Object, said: str) -> None:
-    environment = {"ENGINE_SCALE": container.pop("scale", "1")}
-    alone.kubectl.apply(refit_group(GROUP, alone.namespace, trainer(alone), wrong_engine(alone, environment, **container)))
+    alone.kubectl.apply(group(alone, **container))
     assert "exit code 1" in until_told(alone, said)["message"]
     assert alone.condition("Ready")["status"] == "False"
 
 
 def test_an_engine_of_another_model_is_refused_before_anything_moves(alone: Fleet) -> None:
-    alone.kubectl.apply(refit_group(GROUP, alone.namespace, trainer(alone), wrong_engine(alone, {"ENGINE_SCALE": "2"})))
+    alone.kubectl.apply(group(alone, scale="2"))
     alone.allow(1)
     assert "ShapeMismatch" in until_told(alone, "do not agree")["message"]
     assert set(alone.serving().values()) == {0}

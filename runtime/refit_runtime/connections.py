@@ -19,6 +19,7 @@ from refit_runtime.arena import Holding
 from refit_runtime.pieces import parts_of
 from refit_runtime.plan.plan import Chunk, Ranges
 from refit_runtime.ports import Peer, Read, Transfer, Transport
+from refit_runtime.subset import replaces
 
 
 class Place(NamedTuple):
@@ -32,7 +33,7 @@ class Place(NamedTuple):
 
     def is_stale(self, new: Place) -> bool:
         """Another agent, another plan, or what another subset lacked."""
-        return (self.agent, self.plan_key) != (new.agent, new.plan_key) or (new.select is not None and self.select not in (None, new.select))
+        return (self.agent, self.plan_key) != (new.agent, new.plan_key) or replaces(new.select, self.select)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ def subset_of(select: Select) -> Subset:
     return Subset(frozenset(select.params), frozenset(select.layers), frozenset(select.layer_groups))
 
 
+def replaces(new: Select | None, old: Select | None) -> bool:
+    """Whether what was prepared for one subset goes when another comes; what serves whole versions stays."""
+    return new is not None and old not in (None, new)
+
+
 def refuse_unmatched(plan: Plan, select: Select) -> None:
     """Every selector has to name a tensor that some engine reads. Raises SpecError with those that do not."""
     subset = subset_of(select)

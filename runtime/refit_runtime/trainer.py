@@ -27,12 +27,12 @@ from refit_runtime.digest import Digests, run_root
 from refit_runtime.inplace import InPlace, refuse_unreadable
 from refit_runtime.patience import Patience
 from refit_runtime.plan.key import canonical_order, encode_shards
-from refit_runtime.plan.plan import SourcePlan
+from refit_runtime.plan.plan import Plan, SourcePlan
 from refit_runtime.planner import Planned, Planner
 from refit_runtime.ports import Seams, WeightSource
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.snapshot import Snapshot
-from refit_runtime.subset import SubsetSnapshot, refuse_unmatched, subset_of
+from refit_runtime.subset import SubsetSnapshot, refuse_unmatched, replaces, subset_of
 from refit_runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Key(NamedTuple):
 
     def is_stale(self, new: _Key) -> bool:
         """Another allocation, another plan, or another subset."""
-        return self[:2] != new[:2] or (new.select is not None and self.select not in (None, new.select))
+        return self[:2] != new[:2] or replaces(new.select, self.select)
 
 
 class TrainerClient:
@@ -171,7 +171,7 @@ class TrainerClient:
         if key not in self._snapshots:
             mine = mine if mine is not None else planned.plan.source(self._rank)
             self._snapshots = {old: kept for old, kept in self._snapshots.items() if not old.is_stale(key)}
-            self._snapshots[key] = self._prepared(mine, source, key)
+            self._snapshots[key] = self._prepared(planned.plan, mine, source, key)
         snapshot = self._snapshots[key]
         snapshot.take()
         runs = tuple(planned.plan.runs[run] for run in snapshot.offsets)
@@ -180,14 +180,14 @@ class TrainerClient:
         self._holdings.parts[part] = holding
         return snapshot, holding
 
-    def _prepared(self, mine: SourcePlan, source: WeightSource, key: _Key) -> Taken:
+    def _prepared(self, plan: Plan, mine: SourcePlan, source: WeightSource, key: _Key) -> Taken:
         if self._in_place:
             return InPlace(mine, self._order, source, self._seams.memory, self._seams.transport)
         part = self.arena.part(key.part)
-        if key.select is None or self._planned is None:
+        if key.select is None:
             return Snapshot(mine, self._order, source, part, self._seams.memory)
         subset, base = subset_of(key.select), self.arena.part(key.base)
-        return SubsetSnapshot(mine, self._planned.plan, subset, self._order, source, part, base, self._seams.memory)
+        return SubsetSnapshot(mine, plan, subset, self._order, source, part, base, self._seams.memory)
 
     def _stale(self, planned: Planned) -> bool:
         return not any(key[:2] == (self.arena.allocations, planned.key) for key in self._snapshots)

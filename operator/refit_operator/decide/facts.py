@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from refit_api.wire import Assignment, Endpoint, ErrorDetail, RankReport, Role, Select, Version, WorkerRef
+from refit_api.wire import Assignment, Endpoint, ErrorDetail, RankReport, Role, Select, Version, VersionPhase, WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,11 @@ class VersionState:
     generators: int = 0
     offered: bool = False
     classes: frozenset[str] = frozenset()
+
+    @property
+    def available(self) -> bool:
+        """All of it can be read from somebody: what Ready alone does not say."""
+        return self.version.phase is VersionPhase.READY and (self.offered or self.generators > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from refit_api.v1alpha1 import RefitGroupSpec
-from refit_api.wire import CoordinateSources, Order, Source, VersionPhase
+from refit_api.wire import CoordinateSources, Order, Source
 
 from refit_operator.decide.actions import Assign
 from refit_operator.decide.facts import CatalogFacts, VersionState
@@ -47,8 +47,7 @@ def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], tar
     if target == 0 or state is None:
         return Plan((), {}, None, memory, None)
     ready = [m for m in fleet if m.generator is not None and m.generator.whole]
-    sourced = (s.version.number for s in facts.versions if s.version.phase is VersionPhase.READY and (s.offered or s.generators > 0))
-    usable = frozenset(sourced) if spec.rollout.policy == "Latest" else frozenset()
+    usable = frozenset(s.version.number for s in facts.versions if s.available) if spec.rollout.policy == "Latest" else frozenset()
     aims = {m.id: m.serving if spec.rollout.paused and m.serving else aim(m, target, usable, memory) for m in ready}
     going = [m for m in ready if aims[m.id] == target and _planned(m, state) and (not m.failed_at(target) or _due(m, memory, now))]
     doubtful = frozenset(memory.attempts) | {name for name, opening in memory.openings.items() if now - opening.since >= OPENS_WITHIN}

@@ -176,7 +176,6 @@ def _adoption(number: int, fleet: Sequence[Member], versions: Versions) -> Adopt
 
 def _findings(record: Record, state: VersionState, adopted: AdoptionStatus, converged: bool, versions: Versions) -> tuple[Finding, ...]:
     phase, number = state.version.phase, state.version.number
-    held = phase is VersionPhase.READY and (state.offered or state.generators > 0)
     ended, why = _why(state)
     ready = {
         VersionPhase.PUBLISHING: Finding(Condition.READY, "False", Reason.SLOTS_MISSING, f"{state.sealed} of {len(state.version.slots)} slots are sealed"),
@@ -184,7 +183,7 @@ def _findings(record: Record, state: VersionState, adopted: AdoptionStatus, conv
         VersionPhase.RELEASING: Finding(Condition.READY, "False", Reason.DRAINING, why),
     }.get(phase, Finding(Condition.READY, "False", ended, why))
     if phase is VersionPhase.READY:
-        available = Finding(Condition.AVAILABLE, when(held), Reason.HOLDERS_PRESENT if held else Reason.NO_HOLDER)
+        available = Finding(Condition.AVAILABLE, when(state.available), Reason.HOLDERS_PRESENT if state.available else Reason.NO_HOLDER)
     else:
         available = Finding(Condition.AVAILABLE, "False", ready.reason, ready.message)
     if converged:

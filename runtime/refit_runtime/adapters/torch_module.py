@@ -49,9 +49,9 @@ class Place:
         """Of the whole checkpoint tensor."""
         return tuple(self.part.box[dim][1] - self.part.box[dim][0] for dim in self.part.dims)
 
-    @property
-    def is_parameter(self) -> bool:
-        return self.attribute in self.owner._parameters
+    def published(self, dtype: Dtype | None) -> Dtype:
+        """What it is published in: `dtype`, which is for parameters, else its own."""
+        return dtype if dtype is not None and self.attribute in self.owner._parameters else dtype_of(self.name, self.tensor())
 
     def tensor(self) -> torch.Tensor:
         """What is there now: frameworks put other memory in its place."""
@@ -140,8 +140,7 @@ class TorchSource:
             shape, box = (parts or {}).get(place.name, (place.shape, whole(place.shape)))
             if box_shape(box) != place.shape:
                 raise ShapeMismatch(f"{place.name}: the part is {box_shape(box)}, the parameter {place.shape}", tensor=place.name, seen=place.shape)
-            published = dtype if dtype is not None and place.is_parameter else dtype_of(place.name, place.tensor())
-            shards.append(Shard(TensorSpec(place.name, published, shape), box))
+            shards.append(Shard(TensorSpec(place.name, place.published(dtype), shape), box))
             self.view(index)
         self._shards = RankShards(rank, replica, tuple(shards))
 

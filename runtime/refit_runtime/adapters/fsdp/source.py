@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from refit_runtime.adapters.fsdp.placement import local_box, replicates
-from refit_runtime.adapters.torch_module import Place, dtype_of, places, plain_memory
+from refit_runtime.adapters.torch_module import Place, places, plain_memory
 
 
 class FsdpSource:
@@ -30,8 +30,7 @@ class FsdpSource:
             local = _box(place.name, tensor)
             box = place.held(local) if local is not None else None
             if local is not None and box is not None:
-                published = dtype if dtype is not None and place.is_parameter else dtype_of(place.name, tensor)
-                shards.append(Shard(TensorSpec(place.name, published, place.shape), box))
+                shards.append(Shard(TensorSpec(place.name, place.published(dtype), place.shape), box))
                 self._held.append((place, tensor, local))
                 self._memory(len(self._held) - 1)
         replica = replica_of([tensor for tensor in (place.tensor() for place in found) if isinstance(tensor, DTensor)])
