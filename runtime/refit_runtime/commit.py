@@ -38,7 +38,7 @@ class Commit:
     def __init__(self, settings: RuntimeSettings, catalog: Catalog, driver: EngineDriver, fence: Fence, clock: Clock) -> None:
         self._settings, self._catalog, self._driver, self.fence, self._clock = settings, catalog, driver, fence, clock
         self._watch = Stopwatch(clock)
-        self.timings: tuple[Timing, ...] = ()  # of the last commit that ended well, beside what ranks measured
+        self.timings: tuple[Timing, ...] = ()  # of the last commit, once it ended well, beside what ranks measured
         self._group = GroupRef(settings.group.namespace, settings.group.name)
 
     async def run(self, order: CommitOrder) -> None:
@@ -46,7 +46,7 @@ class Commit:
         before = await self._driver.status()
         if served(before) == order.number and not self.fence.reason:
             return
-        self._watch = Stopwatch(self._clock)
+        self._watch, self.timings = Stopwatch(self._clock), ()
         with self._watch.timed("prepare"):
             await self._prepare(order, before)
         engine = self._settings.engine
