@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 LIVE_WITHIN_SECONDS = 120.0
 """A key that waits longer beyond its time says that the queue hangs."""
+_WATCHER = "watcher for "
+"""How kopf names the tasks of its watches."""
 _CA_ATTEMPTS = 30
 _LOOK_SECONDS = 0.5
 _TELL_EVERY = 10  # looks
@@ -128,6 +130,16 @@ async def _watching(settings: OperatorSettings, cluster: KubeCluster, registry: 
         if missing := await _missing(cluster):
             raise SpecError(_without(missing)) from error
         raise
+    finally:
+        await _unwatch()
+
+
+async def _unwatch() -> None:
+    """After a failed watch kopf leaves the others to whoever ends all tasks, which each takes for a pause, and watches on, if it waits for an answer."""
+    left = [task for task in asyncio.all_tasks() if task.get_name().startswith(_WATCHER)]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def _catalog_changed(queue: WorkQueue, watch: handlers.Watch, key: GroupRef) -> None:
