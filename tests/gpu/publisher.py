@@ -25,10 +25,14 @@ def sums(module: torch.nn.Module) -> dict[str, str]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries write their own lines to stdout
-    client = TrainerClient(RuntimeSettings.load(), 0, 1, run_id="run-1")
+    settings = RuntimeSettings.load()
+    client = TrainerClient(settings, 0, 1, run_id="run-1")
     module = Net(1).cuda()
     client.bind(TorchSource(module))
+    version = None
     for step, line in enumerate(sys.stdin):
+        if version is not None and settings.trainer.snapshot == "InPlace":
+            client.release(version.number, 30)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.mul_(1.5).add_(0.25)
@@ -37,7 +41,8 @@ def main() -> None:
         assert client._sealing is not None
         client._sealing.result(30)
         if line.strip() == "damage":
-            client.arena.part(0)[1_234_567] ^= 1
+            live = module.layer.weight.data.view(-1) if client.arena.allocations == 0 else client.arena.part(0)
+            live[1_234_567 // live.element_size()] += 1
             torch.cuda.synchronize()
         answers.write(json.dumps({"number": version.number, "sums": sums(module)}) + "\n")
         answers.flush()

@@ -12,7 +12,7 @@ from refit_api.tensors import Dtype
 from refit_api.wire import RankPhase, Role
 from refit_runtime.adapters.memory import Fault
 
-from tests.runtime.steps import perturb, refit
+from tests.runtime.steps import half, perturb, publish_all, refit
 
 pytestmark = pytest.mark.gpu
 
@@ -123,6 +123,23 @@ def test_a_snapshot_on_the_host(world: Any, net: Any, orders: Any) -> None:
     assert not trainer.arena.whole.is_cuda
     refit(rank, orders, trainer.publish(0).number)
     assert same(source, target)
+
+
+def test_live_weights_are_read_where_they_are(world: Any, net: Any, orders: Any) -> None:
+    """Rows of columns: no arena on the trainers, strided reads of what the training's own allocator gave."""
+    target, parts = net(2), [half(net(1), place) for place in range(2)]
+    options = Trainer(snapshot="InPlace", redundancy=1)
+    trainers = [world.trainer(module, place, 2, parts=where, options=options) for place, (module, where) in enumerate(parts)]
+    rank = world.rank(target)
+    for step in range(2):
+        number = publish_all(trainers, step)
+        refit(rank, orders, number)
+        assert torch.equal(target.layer.weight, torch.cat([module.layer.weight for module, _ in parts], 1))
+        assert torch.equal(target.embed, torch.cat([module.embed for module, _ in parts]))
+        for trainer, (module, _) in zip(trainers, parts, strict=True):
+            trainer.release(number, 10)
+            perturb(module)
+    assert all(trainer.counters()["allocations"] == 0 for trainer in trainers)
 
 
 def test_an_arena_that_is_gone_gives_its_memory_back(world: Any) -> None:

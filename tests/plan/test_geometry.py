@@ -83,6 +83,7 @@ ELSEWHERE = {
     "C74": "runtime/test_agent.py::test_leaving_closes_what_is_offered",
     "C75, C78": "wire/test_codec.py::test_an_absent_optional_is_none_and_a_zero_is_a_zero",
     "C76": "runtime/test_collisions.py::test_c76_is_told_apart",
+    "C82": "runtime/test_reference_cases.py::test_c82_bytes_that_moved_at_an_impossible_rate_are_not_installed",
     "C92": "runtime/test_reference_cases.py::test_c92_a_manifest_that_does_not_give_the_catalog_s_root_is_left_out",
     "C93": "runtime/test_faults.py::test_a_holder_that_dies_is_replaced_by_the_next_owner",
     "C95": "runtime/test_reference_cases.py::test_c95_a_lease_that_cannot_be_given_back_hides_nothing",
@@ -93,7 +94,7 @@ ELSEWHERE = {
     "C102": "catalog/test_workers.py::test_missed_heartbeats",
     "C104": "adapters/fsdp/test_plain.py::test_c104_what_is_not_what_was_bound_is_refused_by_name",
 }
-"""Cases of engines, the wire and a version's life: the test that states each. C82 has none: Refit puts no ceiling on rates it measured."""
+"""Cases of engines, the wire and a version's life: the test that states each. C82's ceiling is replaced by what it stands for: ADR 0016."""
 
 
 @pytest.mark.parametrize("test", ELSEWHERE.values(), ids=ELSEWHERE)

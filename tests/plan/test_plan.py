@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from refit_api.errors import IncompletePlan, OverlappingPlan, UnsupportedLayout
-from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shard, TensorSpec, whole
+from refit_api.tensors import Box, CoordinateNeeds, Dtype, Need, Parameter, RankShards, Shard, TensorSpec, box_shape, whole
 from refit_runtime.plan.boxes import contains, refine
 from refit_runtime.plan.plan import Plan, Subset, chunks, plan
 from refit_runtime.plan.runs import ALIGNMENT
@@ -231,6 +233,20 @@ def test_contents_names_what_bytes_of_a_run_are(facts: Layouts, data: st.DataObj
             shard = facts_of.shards[copy.shard]
             expected.append((shard.tensor.name, tuple((lo + a, lo + b) for (lo, _), (a, b) in zip(shard.box, copy.box, strict=True))))
     assert list(found.contents(run.index, start, size)) == expected
+
+
+@few
+@given(facts=layouts())
+def test_strips_in_place_are_those_of_memory(facts: Layouts) -> None:
+    trainer, classes = facts
+    found = plan(trainer, classes)
+    for entry in trainer:
+        lengths = []
+        for copy in found.source(entry.rank).copies:
+            frame = box_shape(entry.shards[copy.shard].box)
+            at = np.arange(prod(frame)).reshape(frame)[tuple(slice(lo, hi) for lo, hi in copy.box)].ravel()
+            lengths += [len(strip) * copy.dtype.bytes for strip in np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)]
+        assert found.strips(entry.rank) == (len(lengths), min(lengths, default=0))
 
 
 def test_chunks_cover_a_run() -> None:

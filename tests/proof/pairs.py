@@ -13,14 +13,24 @@ from typing import Any
 from unittest import mock
 
 import torch
+from refit_api.mounted import TransportSettings
 from refit_runtime.adapters.megatron.source import MegatronSource
+from refit_runtime.adapters.nixl import NixlTransport
 from refit_runtime.adapters.vllm.loading import keep_plain_linears, observed
 from refit_runtime.adapters.vllm.remade import tensors
 from refit_runtime.adapters.vllm.target import VllmTarget, coordinate
+from refit_runtime.ports import Transport
 from safetensors.torch import save_file
 
 from tests.adapters.megatron.reference import Trainer, World, checkpoint
 from tests.adapters.vllm import models
+from tests.runtime import conftest as runtime
+
+
+class NixlWorld(runtime.World):
+    def transport(self) -> Transport:
+        return NixlTransport(TransportSettings(), {})
+
 
 WORDS = 100
 ALONE = models.Rank(0, 1)

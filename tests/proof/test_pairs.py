@@ -14,23 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from refit_api.mounted import Trainer, TransportSettings
+from refit_api.mounted import Trainer
 from refit_api.wire import GroupRef, RankPhase
 from refit_operator.catalog.local import TERMS, local_catalog
 from refit_runtime.adapters.memory import Fault
-from refit_runtime.adapters.nixl import NixlTransport
-from refit_runtime.ports import Transport
 
-from tests.proof.pairs import PAIRS, Case, assert_same, logits
+from tests.proof.pairs import PAIRS, Case, NixlWorld, assert_same, logits
 from tests.runtime.conftest import MIB, Orders, World
 from tests.runtime.steps import publish_all, refit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:megatron.*")
-
-
-class NixlWorld(World):
-    def transport(self) -> Transport:
-        return NixlTransport(TransportSettings(), {})
 
 
 @pytest.fixture(scope="module", params=PAIRS.values(), ids=PAIRS.keys())

@@ -6,7 +6,7 @@ vLLM has no FP8 kernel for this processor, so the kernel is left out: parameters
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from tests.adapters.vllm import models
 from tests.adapters.vllm.test_recorder import checkpoint
-from tests.proof.pairs import assert_same
+from tests.proof.pairs import NixlWorld, assert_same
 from tests.runtime.conftest import Orders, World
 from tests.runtime.steps import refit
 
@@ -51,10 +51,10 @@ def processed(module: torch.nn.Module, config: object, rank: models.Rank) -> tor
     return module
 
 
-@pytest.fixture
-def group(tmp_path: Path):
+@pytest.fixture(params=[World, NixlWorld], ids=["memory", "nixl"])
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     with local_catalog(GroupRef("default", "demo"), TERMS) as catalog, ExitStack() as stack:
-        yield World(catalog, tmp_path, stack, TERMS.lease_seconds, TERMS.publish_deadline_seconds)
+        yield request.param(catalog, tmp_path, stack, TERMS.lease_seconds, TERMS.publish_deadline_seconds)
 
 
 @pytest.mark.parametrize("published", ["weights and scales", "bfloat16 weights"])

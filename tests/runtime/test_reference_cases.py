@@ -9,6 +9,7 @@ import pytest
 import torch
 from refit_api.errors import CatalogUnavailable
 from refit_api.wire import RankPhase, Role
+from refit_runtime.adapters.memory import Fault
 from refit_runtime.adapters.torch_module import TorchTarget
 
 from tests.runtime.test_faults import publish, stage
@@ -37,6 +38,29 @@ def test_c57_bytes_without_a_digest_are_never_read(world: Any, net: Any, orders:
     report = stage(rank, orders, number, seconds=1.5)
     assert (report.phase, report.read_from(Role.TRAINER), only(log, "read")) == (RankPhase.IDLE, 0, [])
     assert report.error.type == "TransferTimeout"
+
+
+@pytest.mark.parametrize("held", ["nothing yet", "the version before"])
+def test_c82_bytes_that_moved_at_an_impossible_rate_are_not_installed(world: Any, net: Any, orders: Any, held: str) -> None:
+    """No ceiling has to say so (ADR 0016): what a read left where it was does not have this version's digests."""
+    module, target = net(1), net(2)
+    trainer, rank = world.trainer(module), world.rank(target)
+    fault = world.faults["trainer-0"] = Fault()
+    if held == "the version before":
+        number = publish([trainer], 0)
+        assert stage(rank, orders, number).phase is RankPhase.STAGED
+        rank.install(orders.commit(number))
+        with torch.no_grad():
+            module.embed[-1, -1] += 1
+    before = target.embed.clone()
+    fault.hollow = 100
+    number = publish([trainer], 1)
+    report = stage(rank, orders, number)
+    assert report.phase is (RankPhase.IDLE if held == "nothing yet" else RankPhase.SERVING)
+    assert report.error.type == "DigestMismatch"
+    assert report.error.facts.keys() >= {"source", "tensor", "block"}
+    assert rank.install(orders.commit(number)).error.type == "MixedRanks"
+    assert torch.equal(before, target.embed)
 
 
 def test_c72_only_who_is_read_from_is_dialled(world: Any, orders: Any) -> None:

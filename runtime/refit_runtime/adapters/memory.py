@@ -120,14 +120,16 @@ class _MemoryTransfer:
 
 @dataclass
 class Fault:
-    """What goes wrong with the reads from one holder; the counts of `drop` and `corrupt` are used up.
+    """What goes wrong with the reads from one holder; the counts of `drop`, `hollow` and `corrupt` are used up.
 
-    `delay`: seconds that each read takes longer. `drop`: reads that never end. `corrupt`: reads whose first byte arrives flipped.
+    `delay`: seconds that each read takes longer. `drop`: reads that never end. `hollow`: reads that are done at once and moved nothing.
+    `corrupt`: reads whose first byte arrives flipped.
     `die_at`: bytes after which the holder answers nothing any more.
     """
 
     delay: float = 0.0
     drop: int = 0
+    hollow: int = 0
     corrupt: int = 0
     die_at: int | None = None
     moved: int = 0
@@ -174,6 +176,9 @@ class _FaultyPeer:
     fault: Fault
 
     def read(self, piece: int) -> Transfer:
+        if self.fault.hollow > 0:
+            self.fault.hollow -= 1
+            return _Hollow()
         transfer = _FaultyTransfer(self.transport, self.peer.read(piece), self.pieces[piece], self.fault, self.transport.now() + self.fault.delay)
         if self.fault.drop > 0:
             self.fault.drop -= 1
@@ -185,6 +190,13 @@ class _FaultyPeer:
 
     def close(self) -> None:
         self.peer.close()
+
+
+class _Hollow:
+    at_once = True
+
+    def done(self) -> bool:
+        return True
 
 
 @dataclass(slots=True)

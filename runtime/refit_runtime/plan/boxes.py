@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 import numpy.ma
@@ -26,6 +27,14 @@ def contains(outer: Box, inner: Box) -> bool:
 def relative(box: Box, frame: Box) -> Box:
     """`box` counted from the corner of `frame`."""
     return tuple((lo - origin, hi - origin) for (lo, hi), (origin, _) in zip(box, frame, strict=True))
+
+
+def strips(box: Box, shape: Shape) -> int:
+    """How many contiguous strips a box is in the row-major memory of `shape`."""
+    extents = [hi - lo for lo, hi in box]
+    while extents and extents[-1] == shape[len(extents) - 1]:
+        extents.pop()
+    return prod(extents[:-1])
 
 
 class Grid:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from refit_api.errors import UnsupportedLayout
 from refit_api.tensors import Box, CoordinateNeeds, Dtype, RankShards, Shape, box_shape
 
-from refit_runtime.plan.boxes import contains, relative
+from refit_runtime.plan.boxes import contains, relative, strips
 from refit_runtime.plan.coverage import Casts, prove
 from refit_runtime.plan.cut import floating_casts
 from refit_runtime.plan.runs import ALIGNMENT, Form, Layout, lay_out
 from refit_runtime.plan.survey import Numbers, Survey, survey
-from refit_runtime.plan.table import Names, NeedKind, NeedTable, ShardTable, need_table, shard_table
+from refit_runtime.plan.table import Names, NeedKind, NeedTable, ShardKind, ShardTable, need_table, shard_table
 
 _LAYER = re.compile(r"\.layers\.(?=([0-9]+)\.)")
 Ranges = tuple[tuple[int, int], ...]
@@ -197,6 +197,16 @@ class Plan:
         """Of the coordinate's arena."""
         return _arena(self.runs, self.coordinate_runs(class_, id))[1]
 
+    def strips(self, rank: int) -> tuple[int, int]:
+        """(how many, bytes of the shortest) contiguous strips of its shards hold the rank's runs: what readers ask for when no arena packs them."""
+        many, shortest = 0, 0
+        for _, form, tensors, _ in self._pieces(self.rank_runs(rank)):
+            kind = self._held(self._ranks[rank], form)
+            count = strips(relative(form.box, kind.box), box_shape(kind.box))
+            many += count * len(tensors)
+            shortest = min(shortest or form.bytes, form.bytes // count)
+        return many, shortest
+
     def source(self, rank: int) -> SourcePlan:
         which = self._ranks[rank]
         table = self._facts.trainer[which]
@@ -206,7 +216,7 @@ class Plan:
         offsets, size = _arena(self.runs, runs)
         copies: list[SnapshotCopy] = []
         for run, form, tensors, at in self._pieces(runs):
-            kind = next(kind for holder, kind in self._facts.groups[form.group].holders if holder == which and contains(kind.box, form.box))
+            kind = self._held(which, form)
             box, start = relative(form.box, kind.box), offsets[run]
             shards = rows.of(tensors, local[kind])[0]
             copies += (SnapshotCopy(run, start + o, form.bytes, form.dtype, s, box) for o, s in zip(at.tolist(), shards.tolist(), strict=True))
@@ -241,6 +251,10 @@ class Plan:
         first = int(np.searchsorted(layout.offset[lo:hi], offset, side="right")) - 1
         last = int(np.searchsorted(layout.offset[lo:hi], offset + nbytes, side="left"))
         return tuple((self._facts.names[layout.tensor[i]], layout.forms[layout.form[i]].box) for i in range(lo + max(first, 0), lo + last))
+
+    def _held(self, which: int, form: Form) -> ShardKind:
+        """The shards of a rank that a form's pieces lie in."""
+        return next(kind for holder, kind in self._facts.groups[form.group].holders if holder == which and contains(kind.box, form.box))
 
     def _pieces(self, runs: Sequence[int]) -> Iterator[tuple[int, Form, Numbers, Numbers]]:
         """Run, form, and for all its pieces there the tensor and the offset in the run."""

@@ -40,11 +40,15 @@ def _links(plan: Plan) -> Table:
 
 
 def _sources(plan: Plan) -> Table:
-    table = _table("Trainer ranks", ["rank", "slots"], ["runs", "arena"])
+    """With what each rank pays for an arena, and its readers for none."""
+    table = _table("Trainer ranks", ["rank", "slots"], ["runs", "arena", "strips in place", "shortest"])
+    table.caption = "snapshot InPlace: no arena; readers ask strip by strip, and training waits until the version is released"
+    table.caption_justify = "left"
     for rank in plan.ranks:
         runs = plan.rank_runs(rank)
         slots = list(dict.fromkeys(plan.runs[run].slot for run in runs))
-        table.add_row(str(rank), ", ".join(slots), str(len(runs)), size(plan.source_bytes(rank)))
+        many, shortest = plan.strips(rank)
+        table.add_row(str(rank), ", ".join(slots), str(len(runs)), size(plan.source_bytes(rank)), str(many), size(shortest))
     return table
 
 
