@@ -17,9 +17,9 @@ import yaml
 from aiohttp import web
 from refit_operator import kube
 
-from tests.conftest import ROOT, kubectl_of
+from tests.conftest import ROOT, free_ports, kubectl_of
 from tests.operator.conftest import identity
-from tests.operator.test_process import WAIT_SECONDS, ask, free_ports, operator
+from tests.operator.test_process import WAIT_SECONDS, ask, operator
 
 if TYPE_CHECKING:
     from e2e.kubectl import Kubectl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import torch
 from torch import multiprocessing
 
 from tests.adapters.megatron.sharded_masters import RANKS, rank_of_two
+from tests.conftest import free_ports
 
 
 def test_masters_that_are_spread_over_ranks_are_published_once_they_are_gathered(tmp_path: Path) -> None:
     """Gathered by the step itself, or by the next forward pass, before which each rank has new weights in its own part only."""
-    multiprocessing.spawn(rank_of_two, (free_port(), str(tmp_path)), RANKS)
+    multiprocessing.spawn(rank_of_two, (free_ports(1)[0], str(tmp_path)), RANKS)
     saved = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
     refused = "embedding.word_embeddings.weight (VocabParallelEmbedding): overlap_param_gather is on"
     for overlap in (False, True):
@@ -30,9 +30,3 @@ def test_masters_that_are_spread_over_ranks_are_published_once_they_are_gathered
             for start, part in (rank["masters"][name] for rank in ranks if name in rank["masters"]):
                 master[start : start + part.numel()] = part
             assert torch.equal(weights.flatten(), master.bfloat16()), name
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])

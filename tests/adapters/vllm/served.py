@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,14 +20,10 @@ from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 
+from tests.conftest import free_ports
+
 START_SECONDS = 600.0
 TOKEN_SECONDS = 3600.0  # nobody rotates it here
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> Mounted:
@@ -42,7 +37,7 @@ def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> Mounte
         catalog=catalog.address,
         ca_file=str(folder / "ca"),
         token_file=str(folder / uid),
-        worker_port=free_port(),
+        worker_port=free_ports(1)[0],
         versions=Versions(lease_seconds=30, drain_seconds=2),
     )
 
@@ -95,7 +90,7 @@ class Server:
 def serving(model: Path, folder: Path, given: Mounted, uid: str, *more: str) -> Iterator[Server]:
     """Starts and does not wait; `more` arguments for vLLM."""
     (folder / "settings.json").write_text(given.model_dump_json(by_alias=True))
-    port, log = free_port(), folder / "vllm.log"
+    port, log = free_ports(1)[0], folder / "vllm.log"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
     options = ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)]
     pod = {"POD_NAME": uid, "POD_UID": uid, "POD_NAMESPACE": given.group.namespace, "POD_IP": "127.0.0.1"}
