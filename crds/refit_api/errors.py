@@ -127,6 +127,10 @@ class EngineBusy(InstallError):
     """Requests did not drain in time."""
 
 
+class EngineHung(InstallError):
+    """A rank or an engine core gave no answer in time. In a commit the engine is fenced and ends, so that the kubelet starts it again."""
+
+
 class EngineTooOld(InstallError):
     """The engine lacks what this use needs; the version that has it is named."""
 

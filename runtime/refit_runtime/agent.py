@@ -2,14 +2,15 @@
 
 - Orders are (catalogEpoch, seq); an older one is ignored. While the catalog is away the last assignment stands, and serving goes on.
 - It stages while requests run and commits on order (`commit`), reports every move and once in a heartbeat, and leaves without breaking a reader.
-- A restarted agent resumes the engine only if all ranks serve one version with one root; otherwise the engine is fenced.
-- Fenced for longer than progressDeadlineSeconds, the engine process ends, so that the kubelet starts it again.
+- A restarted agent resumes the engine only if all ranks serve one version with one root; otherwise the engine is fenced (`fence`).
+- An engine that gives no answer (`door`) keeps the agent from nothing: it goes on with what it heard last, and says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -18,7 +19,10 @@ from refit_api import codec
 from refit_api.errors import CatalogUnavailable, RefitError, StaleOrder, TransferTimeout
 from refit_api.wire import Assignment, GroupRef, Order, RankPhase, RankReport, Report, WatchAssignment, WorkerRef
 
-from refit_runtime.commit import Commit, Fence, served
+from refit_runtime.commit import Commit, served
+from refit_runtime.deadline import within
+from refit_runtime.door import Door
+from refit_runtime.fence import Fence
 from refit_runtime.ports import Catalog, Clock, CommitOrder, EngineDriver, StageOrder
 from refit_runtime.settings import RuntimeSettings
 
@@ -44,15 +48,16 @@ class Agent:
     """`run` until cancelled; `leave` before the pod stops."""
 
     def __init__(self, settings: RuntimeSettings, catalog: Catalog, driver: EngineDriver, clock: Clock, random: Random) -> None:
-        self._settings, self._catalog, self._driver, self._clock, self._random = settings, catalog, driver, clock, random
+        self._settings, self._catalog, self._clock, self._random = settings, catalog, clock, random
         self._group = GroupRef(settings.group.namespace, settings.group.name)
-        self._fence = Fence()
-        self._commit = Commit(settings, catalog, driver, self._fence, clock)
-        self._fenced_since: float | None = None
+        self._engine = Door(driver, settings, clock)
+        self._fence = Fence(settings, self._engine, clock)
+        self._commit = Commit(settings, catalog, self._engine, self._fence, clock)
         self._assignment: Assignment | None = None
         self._worker: WorkerRef | None = None
         self._ranks: tuple[RankReport, ...] = ()
-        self._error: RefitError | None = None
+        self._error: RefitError | None = None  # of the last order
+        self._silence: RefitError | None = None  # of an engine that does not say what its ranks do
         self._news, self._moved = asyncio.Event(), asyncio.Event()
         self._ended = threading.Event()
         self._leaving = False
@@ -61,25 +66,31 @@ class Agent:
         return View(0 if self._fence.reason else served(self._ranks), self._fence.reason, self._assignment.target if self._assignment else 0, self._reported())
 
     async def run(self) -> None:
-        self._ranks = await self._driver.status()
-        await self._take_up()
-        loop = asyncio.get_running_loop()
-        watcher = threading.Thread(target=self._watch, args=(loop,), name="refit-assignment", daemon=True)
-        watcher.start()
         try:
-            await asyncio.gather(self._follow(), self._tell())
-        finally:
+            await self._take_up()
+        except RefitError as error:
+            await self._fence.shut(error.message)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._watch, args=(loop,), name="refit-assignment", daemon=True).start()
+        work = [asyncio.ensure_future(each) for each in (self._follow(), self._tell())]
+        try:
+            await asyncio.gather(*work)
+        finally:  # when one fails: an agent that is half there would command the engine beside the next one
             self._ended.set()
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._engine.close()
 
     async def _take_up(self) -> None:
         """An engine may have been left paused, or half installed."""
+        self._ranks = await self._engine.status()
         number = served(self._ranks)
         if number:
-            await self._driver.label(number)
-            await self._driver.resume()
-        elif any(rank.serving or rank.phase is RankPhase.FENCED for rank in self._ranks):
-            self._fence.reason = "the ranks serve different versions"
-            await self._driver.fence(self._fence.reason)
+            await self._engine.label(number)
+            await self._engine.resume()
+        elif any(rank.serving or rank.phase in (RankPhase.COMMITTING, RankPhase.FENCED) for rank in self._ranks):
+            await self._fence.shut("the ranks do not serve one version: an install was left unfinished")
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """A thread: the catalog is a blocking client. Connects again at least every 2 s."""
@@ -135,14 +146,14 @@ class Agent:
     async def _once(self, assignment: Assignment, deadline: float) -> None:
         left = max(1.0, deadline - self._clock.monotonic())
         if assignment.order is Order.ABORT:
-            await self._driver.discard()
+            await self._engine.discard()
             return
-        ranks = await self._driver.status()
+        ranks = await self._engine.status()
         if served(ranks) == assignment.target and not self._fence.reason:
             return
         if not all(_has(rank, assignment.target) for rank in ranks):
             sources = {each.coordinate: each.relays for each in assignment.sources}
-            await self._driver.stage(StageOrder(assignment.catalog_epoch, assignment.seq, assignment.target, sources, left))
+            await self._engine.stage(StageOrder(assignment.catalog_epoch, assignment.seq, assignment.target, sources, left))
             self._moved.set()
             if not await self._staged(assignment, deadline):
                 return
@@ -153,7 +164,7 @@ class Agent:
     async def _staged(self, assignment: Assignment, deadline: float) -> bool:
         """False: a newer order supersedes it. Raises what the first failed rank met."""
         while True:
-            ranks = await self._driver.status()
+            ranks = await self._engine.status()
             if all(_has(rank, assignment.target) for rank in ranks):
                 return True
             ended = [rank for rank in ranks if rank.phase is not RankPhase.STAGING and not _has(rank, assignment.target)]
@@ -171,34 +182,48 @@ class Agent:
         said: object = None
         last = 0.0
         while True:
-            self._ranks = await self._driver.status()
-            self._worker = min((rank.worker for rank in self._ranks), key=lambda worker: worker.rank, default=None)
-            await self._look_after_fence()
+            await self._look()
             now = self._clock.monotonic()
             facts = self._facts(now)
             due = facts != said or now - last > self._settings.versions.lease_seconds / 3
             if due and self._worker is not None and await self._report(self._worker):
                 said, last = facts, now
             moving = any(rank.phase in (RankPhase.STAGING, RankPhase.COMMITTING) for rank in self._ranks) or facts != said
-            try:
-                await asyncio.wait_for(self._moved.wait(), MOVING_SECONDS if moving else LOOK_SECONDS)
-            except asyncio.TimeoutError:
-                continue
-            self._moved.clear()
+            with suppress(asyncio.TimeoutError):
+                await within(MOVING_SECONDS if moving else LOOK_SECONDS, self._moved.wait())
+                self._moved.clear()
+
+    async def _look(self) -> None:
+        """What its ranks do and whether that is fit to serve. Inside a commit nothing is said: it serves the version before, or none, until it ends."""
+        try:
+            ranks = await self._engine.status()
+        except RefitError as error:
+            if self._silence is None:
+                log.warning("the engine does not say what its ranks do", error=error.message)
+            self._silence = error
+        else:
+            self._silence = None
+            if self._commit.open:
+                self._ranks = ranks
+                self._worker = min((rank.worker for rank in ranks), key=lambda worker: worker.rank, default=None)
+                broken = next((rank for rank in ranks if rank.phase is RankPhase.FENCED), None)
+                if broken is not None and not self._fence.reason:
+                    await self._fence.shut(broken.error.message if broken.error is not None else "a rank is fenced")
+        await self._fence.look()
 
     def _facts(self, now: float) -> object:
         """What makes a report worth sending; progress of a stage once a second."""
         ranks = tuple((r.worker, r.phase, r.serving, r.arena, r.arena_complete, r.staging, r.plan_key, r.error) for r in self._ranks)
         staging = any(rank.phase is RankPhase.STAGING for rank in self._ranks)
         order = (self._assignment.catalog_epoch, self._assignment.seq) if self._assignment is not None else (0, 0)
-        return ranks, order, self._commit.timings, self._fence.reason, self._error, int(now / PROGRESS_SECONDS) if staging else 0
+        return ranks, order, self._commit.timings, self._fence.reason, self._error, self._silence is None, int(now / PROGRESS_SECONDS) if staging else 0
 
     def _reported(self) -> tuple[RankReport, ...]:
         """Ranks that serve know their own part of the commit; the agent's parts hold for all of them."""
         return tuple(replace(rank, timings=rank.timings + self._commit.timings) if rank.phase is RankPhase.SERVING else rank for rank in self._ranks)
 
     async def _report(self, worker: WorkerRef) -> bool:
-        followed = self._assignment
+        followed, error = self._assignment, self._error if self._error is not None else self._silence
         report = Report(
             group=self._group,
             worker=worker,
@@ -206,7 +231,7 @@ class Agent:
             seq=followed.seq if followed is not None else 0,
             ranks=self._reported(),
             fenced=bool(self._fence.reason),
-            error=codec.detail_of(self._error) if self._error is not None else None,
+            error=codec.detail_of(error) if error is not None else None,
         )
         try:
             await asyncio.to_thread(self._catalog.report, report)
@@ -217,26 +242,12 @@ class Agent:
             log.warning("report refused", error=error.message, facts=error.facts)
         return True
 
-    async def _look_after_fence(self) -> None:
-        broken = next((rank for rank in self._ranks if rank.phase is RankPhase.FENCED), None)
-        if broken is not None and not self._fence.reason:
-            self._fence.reason = broken.error.message if broken.error is not None else "a rank is fenced"
-            await self._driver.fence(self._fence.reason)
-        if not self._fence.reason:
-            self._fenced_since = None
-            return
-        now = self._clock.monotonic()
-        self._fenced_since = self._fenced_since if self._fenced_since is not None else now
-        if now - self._fenced_since > self._settings.rollout.progress_deadline_seconds and self._settings.rollout.managed:
-            self._fenced_since = now
-            await self._driver.end(f"fenced for {self._settings.rollout.progress_deadline_seconds:g} s: {self._fence.reason}")
-
     async def leave(self) -> None:
         """Before the pod stops: no new orders, no new readers; returns when the present readers are done. Raises PeerUnavailable."""
         self._leaving = True
-        await self._driver.discard()
-        for number in sorted({rank.arena for rank in await self._driver.status()} - {0}):
-            await self._driver.release(number)
+        await self._engine.discard()
+        for number in sorted({rank.arena for rank in await self._engine.status()} - {0}):
+            await self._engine.release(number)
         self._moved.set()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from refit_api.errors import PeerUnavailable, UnsupportedLayout, VersionRetired
+from refit_api.errors import MixedRanks, PeerUnavailable, UnsupportedLayout, VersionRetired
 from refit_api.wire import GetManifest, Manifest, ManifestRun, Select, WorkerRef
 
 from refit_runtime.plan.plan import Chunk, Ranges, Run
@@ -160,6 +160,13 @@ class Holdings:
     def whole(self, number: int) -> Holding | None:
         """A complete one."""
         return next((holding for holding in self.all() if holding.number == number and holding.complete), None)
+
+    def held(self, number: int) -> Holding:
+        """To be installed. Raises MixedRanks."""
+        holding = self.whole(number)
+        if holding is None:
+            raise MixedRanks(f"version {number} is not held whole here, so it cannot be installed", expected=number)
+        return holding
 
     def answer(self, request: GetManifest) -> Manifest:
         """To a reader; only what is verified is offered, and nothing that is being closed."""

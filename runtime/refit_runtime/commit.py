@@ -2,77 +2,78 @@
 
     prepare -> pause -> install -> label -> resume
 
-Before the install anything that goes wrong leaves the old version serving. A failed install is tried once more from the intact arena, then the version
-before is put back if every rank still holds it; otherwise the engine stays fenced. A rank without an outcome in time is hung: the engine process ends.
-The label comes after the last install and before the first token (O10).
+| what goes wrong at | by an error | without an answer in time |
+|---|---|---|
+| prepare | the old version serves on | the old version serves on |
+| pause (and the cache's reset with it) | resumed on the old version | resumed on the old version, else fenced and ended |
+| install, on a rank | once more, then the version before if all ranks hold it, else fenced | fenced and ended |
+| install, of the engine | fenced and ended: what its ranks have is not known | fenced and ended |
+| label, resume | fenced | fenced and ended |
+
+The label comes after the last install and before the first token (O10). From the pause until it serves or is fenced, what the ranks say is not yet true
+of the generator: `open` is False. An agent that dies in between leaves the engine paused; the next one asks the ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import structlog
 from refit_api import codec
-from refit_api.errors import EngineBusy, InstallError, MixedRanks, RefitError, StaleOrder, VersionRetired
+from refit_api.errors import EngineHung, MixedRanks, RefitError, StaleOrder, VersionRetired
 from refit_api.wire import GetVersion, GroupRef, RankReport, Timing, VersionPhase
 
+from refit_runtime.fence import Fence
 from refit_runtime.ports import Catalog, Clock, CommitOrder, EngineDriver
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stopwatch import Stopwatch
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Fence:
-    """Why the engine refuses requests; empty: it does not."""
-
-    reason: str = ""
+T = TypeVar("T")
 
 
 class Commit:
-    """Of one generator; one at a time."""
+    """Of one generator; one at a time. The engine's calls end, and raise errors of ours only: it is behind a `Door`."""
 
-    def __init__(self, settings: RuntimeSettings, catalog: Catalog, driver: EngineDriver, fence: Fence, clock: Clock) -> None:
-        self._settings, self._catalog, self._driver, self.fence, self._clock = settings, catalog, driver, fence, clock
+    def __init__(self, settings: RuntimeSettings, catalog: Catalog, engine: EngineDriver, fence: Fence, clock: Clock) -> None:
+        self._settings, self._catalog, self._engine, self._fence, self._clock = settings, catalog, engine, fence, clock
         self._watch = Stopwatch(clock)
         self.timings: tuple[Timing, ...] = ()  # of the last commit, once it ended well, beside what ranks measured
+        self.open = True
         self._group = GroupRef(settings.group.namespace, settings.group.name)
 
     async def run(self, order: CommitOrder) -> None:
         """Raises what kept it from serving the version; after it the engine serves one version, or is fenced."""
-        before = await self._driver.status()
-        if served(before) == order.number and not self.fence.reason:
+        before = await self._engine.status()
+        if served(before) == order.number and not self._fence.reason:
             return
         self._watch, self.timings = Stopwatch(self._clock), ()
         with self._watch.timed("prepare"):
             await self._prepare(order, before)
-        engine = self._settings.engine
+        self.open = False
         try:
-            with self._watch.timed("pause"):
-                await self._driver.pause(engine.pause.lower(), engine.kv == "Reset", engine.pause_timeout_seconds)
-        except EngineBusy:
-            if not self.fence.reason:
-                await self._driver.resume()
-            raise
-        failed = await self._install(order)
-        if failed is None:
-            await self._serve(order.number)
-            return
-        previous = served(before)
-        if previous and await self._install(replace(order, number=previous)) is None:
-            log.warning("the version before was put back", version=order.number, previous=previous, error=failed.message)
-            await self._serve(previous)
+            await self._pause()
+            failed = await self._install(order)
+            if failed is None:
+                await self._serve(order.number)
+                return
+            previous = served(before)
+            if previous and await self._install(replace(order, number=previous)) is None:
+                log.warning("the version before was put back", version=order.number, previous=previous, error=failed.message)
+                await self._serve(previous)
+                raise failed
+            await self._fence.shut(f"version {order.number} could not be installed: {failed.message}")
             raise failed
-        await self._shut(f"version {order.number} could not be installed: {failed.message}")
-        raise failed
+        finally:
+            self.open = True
 
     async def _prepare(self, order: CommitOrder, before: Sequence[RankReport]) -> None:
         """Every rank has the same whole version, the catalog's, in the process that staged it."""
         incarnations = {rank.worker.rank: rank.worker.incarnation for rank in before}
-        ranks = await self._driver.prepare(order)
+        ranks = await self._engine.prepare(order)
         errors = [rank.error for rank in ranks if rank.error is not None]
         if errors:
             raise codec.error_of(errors[0])
@@ -88,17 +89,21 @@ class Commit:
         if changed:
             raise StaleOrder(f"ranks {changed} started again since they staged: nothing is installed", seen=changed, retry_after=1.0)
 
+    async def _pause(self) -> None:
+        engine = self._settings.engine
+        try:
+            with self._watch.timed("pause"):
+                await self._engine.pause(engine.pause.lower(), engine.kv == "Reset", engine.pause_timeout_seconds)
+        except RefitError:
+            if not self._fence.reason:
+                await self._finish("resume", self._engine.resume())
+            raise
+
     async def _install(self, order: CommitOrder) -> RefitError | None:
         """Twice, if the first try fails: the arena is intact. None: all ranks have it."""
         failed: RefitError | None = None
         for _ in range(2):
-            try:
-                ranks = await asyncio.wait_for(self._driver.install(order), self._settings.engine.pause_timeout_seconds)
-            except asyncio.TimeoutError:
-                failed = InstallError(f"a rank gave no outcome of installing version {order.number} in {self._settings.engine.pause_timeout_seconds:g} s")
-                await self._shut(failed.message)
-                await self._driver.end(failed.message)
-                raise failed from None
+            ranks = await self._finish("install", self._engine.install(order))
             if ranks and served(ranks) == order.number:
                 return None
             errors = [codec.error_of(rank.error) for rank in ranks if rank.error is not None]
@@ -108,14 +113,22 @@ class Commit:
 
     async def _serve(self, number: int) -> None:
         with self._watch.timed("label"):
-            await self._driver.label(number)
+            await self._finish("label", self._engine.label(number))
         with self._watch.timed("resume"):
-            await self._driver.resume()
-        self.fence.reason, self.timings = "", tuple(self._watch.timings)
+            await self._finish("resume", self._engine.resume())
+        self._fence.lift()
+        self.timings = tuple(self._watch.timings)
 
-    async def _shut(self, reason: str) -> None:
-        self.fence.reason = reason
-        await self._driver.fence(reason)
+    async def _finish(self, step: str, work: Coroutine[Any, Any, T]) -> T:
+        """A step while paused: if it fails, nobody knows what the next request would meet."""
+        try:
+            return await work
+        except RefitError as error:
+            await self._fence.shut(error.message)
+            if step == "install" or isinstance(error, EngineHung):
+                await self._fence.end(error.message)
+            error.retry_after = None  # a fenced generator gets a new order
+            raise
 
 
 def served(ranks: Sequence[RankReport]) -> int:

@@ -255,7 +255,10 @@ class CommitOrder:
 
 
 class EngineDriver(Protocol):
-    """All ranks of all engine cores of one generator, as its agent commands them. No call raises for a rank's failure: outcomes are in the reports."""
+    """All ranks of all engine cores of one generator, as its agent commands them. No call raises for a rank's failure: outcomes are in the reports.
+
+    What the engine itself raises may come through, and a call need not end: the agent has a deadline for each (`door`).
+    """
 
     async def status(self) -> tuple[RankReport, ...]: ...
     async def stage(self, order: StageOrder) -> None: ...

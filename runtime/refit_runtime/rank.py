@@ -6,6 +6,7 @@
 - Orders are (catalogEpoch, seq); a lower one than the last is refused.
 - A prepared rank keeps what it would install; its order's deadline, an abort or a newer order puts it back to Staged.
 - Only verified bytes are installed (O6), only whole versions; after a failed copy the rank is fenced until a whole install succeeds.
+- Installs never overlap; one that is fenced while it copies counts as failed, whenever it ends.
 - No method raises for what an engine may meet: outcomes are in the report, since a reply that fails would stop the executor's other ranks.
 """
 
@@ -20,13 +21,14 @@ from dataclasses import dataclass, replace
 
 import structlog
 from refit_api.codec import detail_of
-from refit_api.errors import EngineBusy, EngineMismatch, MixedRanks, RefitError, StaleOrder
+from refit_api.errors import EngineBusy, EngineMismatch, InstallError, MixedRanks, RefitError, StaleOrder
 from refit_api.mounted import Engine
 from refit_api.tensors import box_elements
-from refit_api.wire import ErrorDetail, RankPhase, RankReport, ReadFrom, Role, Timing, WorkerRef
+from refit_api.wire import RankPhase, RankReport, ReadFrom, Role, Timing, WorkerRef
 
 from refit_runtime.arena import SPARE, Holding, device_of
 from refit_runtime.digest import Digests
+from refit_runtime.foreign import named
 from refit_runtime.live import LiveParameters
 from refit_runtime.plan.key import encode_needs
 from refit_runtime.planner import Planner
@@ -68,6 +70,7 @@ class GeneratorRank:
         self._order = (0, 0)
         self._prepared_until = 0.0
         self._phase = RankPhase.IDLE
+        self._copying = self._void = False
         self._timings: tuple[Timing, ...] = ()
         self._error: RefitError | None = None
 
@@ -97,8 +100,6 @@ class GeneratorRank:
         """Begins a stage, or takes up what is there; a stage of another version is superseded."""
         with self._lock, self._noted():
             self._obey(order.catalog_epoch, order.seq)
-            if self._phase is RankPhase.COMMITTING:
-                raise EngineBusy(f"version {self._wanted} is being installed", retry_after=1.0, seen=self._wanted)
             if self._wanted == order.number and self._job is not None and not self._job.done():
                 return
             self._stop()
@@ -116,23 +117,21 @@ class GeneratorRank:
             futures.wait([job], timeout)
 
     def _stage(self, order: StageOrder, cancelled: threading.Event) -> None:
-        failed: Exception | None = None
+        failed: RefitError | None = None
         try:
             served = self.live.served
-            self.live.copy_list(self._stager.stage(order, served.number if served is not None else 0, cancelled.is_set))
+            with named("stage"):
+                self.live.copy_list(self._stager.stage(order, served.number if served is not None else 0, cancelled.is_set))
         except RefitError as error:
             failed = error
             log.warning("stage failed", version=order.number, error=error.message, facts=error.facts)
-        except Exception as error:
-            failed = error
-            log.exception("stage failed by a bug", version=order.number)
         with self._lock:
             if cancelled.is_set():
                 return
             if failed is None:
                 self._phase = RankPhase.STAGED
             else:
-                self._error = failed if isinstance(failed, RefitError) else RefitError(f"a bug of Refit: {failed!r}")
+                self._error = failed
                 self._rest()
         if self._error is not None and self._error.retry_after is None:  # else what is verified stays for the next try
             self._guarded(self.live.gather_back)
@@ -144,15 +143,21 @@ class GeneratorRank:
         self._phase = RankPhase.FENCED if self.live.torn else RankPhase.SERVING if self.live.served is not None else RankPhase.IDLE
 
     def _obey(self, epoch: int, seq: int) -> None:
+        self._alone()
         if (epoch, seq) < self._order:
             raise StaleOrder(f"order {epoch}.{seq} is older than {self._order[0]}.{self._order[1]}, which this rank follows", seen=f"{epoch}.{seq}")
         self._order = (epoch, seq)
+
+    def _alone(self) -> None:
+        if self._copying:
+            raise EngineBusy("an install has not ended: nothing else is done until then", retry_after=1.0, seen=self._phase.value)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
         """What goes wrong is in the next report."""
         try:
-            yield
+            with named("order"):
+                yield
         except RefitError as error:
             self._error = error
             log.warning("order not carried out", worker=self.worker.ref, error=error.message, facts=error.facts)
@@ -185,76 +190,80 @@ class GeneratorRank:
         return self.report()
 
     def _begin(self, order: CommitOrder) -> Holding | None:
-        """Nothing else runs from here on; None: it serves the version already."""
+        """None: it serves the version already."""
         with self._lock:
             self._obey(order.catalog_epoch, order.seq)
             if self.live.serves(order.number):
                 return None
-            holding = self._stager.holdings.whole(order.number)
-            if holding is None:
-                raise MixedRanks(f"version {order.number} is not held here, so it cannot be installed", seen=self._phase.value, expected=order.number)
+            holding = self._stager.holdings.held(order.number)
             self._cancelled.set()
             self._wanted, self._phase, self._error = order.number, RankPhase.COMMITTING, None
-        self.wait(self._settings.engine.pause_timeout_seconds)
+            self._copying, self._void = True, False
         return holding
 
     def _install(self, holding: Holding) -> None:
         watch = Stopwatch(self._seams.clock)
         try:
-            unchecked = self.live.install(holding, watch)
-        except RefitError:
+            self._settle(holding)
+            with named("install", InstallError):
+                unchecked = self.live.install(holding, watch)
+        finally:
             with self._lock:
+                self._copying = False
+                if self._void:
+                    self.live.forget()
                 self._rest()
-            raise
         with self._lock:
             self._timings = (*self._stager.progress.watch.timings, *watch.timings)
-            self._rest()
-            if unchecked:
+            if unchecked and self.live.serves(holding.number):
                 self._cancelled = cancelled = threading.Event()
                 self._job = self._pool.submit(self._guarded, lambda: self.live.check(holding, cancelled.is_set))
+
+    def _settle(self, holding: Holding) -> None:
+        """What ran on live parameters and arena has ended, and left the holding where it is. Raises EngineBusy, before the agent gives up, and MixedRanks."""
+        self.wait(self._settings.engine.pause_timeout_seconds / 2)
+        if self._job is not None and not self._job.done():
+            raise EngineBusy(f"version {holding.number} cannot be installed: a stage or a check before it does not end", retry_after=1.0)
+        if self._stager.holdings.held(holding.number) is not holding:
+            raise MixedRanks(f"version {holding.number} was staged anew while its install began", expected=holding.number)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Work on the live parameters beside the orders: damage that it finds fences."""
         try:
-            work()
+            with named("check"):
+                work()
         except RefitError as error:
             with self._lock:
                 self._error = error
-                self._rest()
+                if not self._copying:
+                    self._rest()
             log.warning("live parameters were not what they should be, or could not be read", error=error.message, facts=error.facts)
         self._changed()
 
     def discard(self) -> None:
         """Ends a stage, puts a prepared rank back, gives up what is staged and is a holder of the served version again."""
-        with self._lock:
+        with self._lock, self._noted():
+            self._alone()
             self._stop()
             self._job = self._pool.submit(self._guarded, self._give_up)
         self._changed()
 
     def _give_up(self) -> None:
-        deadline = self._seams.clock.monotonic() + self._drain_seconds()
-        for holding in self._stager.holdings.all():
-            if not self.live.serves(holding.number):
-                self._stager.free(holding.part, deadline)
+        self._stager.give_up(lambda holding: not self.live.serves(holding.number))
         self.live.gather_back()
 
     def release(self, number: int) -> None:
         """Closes a holding and waits until nobody reads it, at most drainSeconds + leaseSeconds. Raises PeerUnavailable."""
-        deadline = self._seams.clock.monotonic() + self._drain_seconds()
-        self.wait(self._drain_seconds())  # what a discarded stage leaves to do
-        for holding in self._stager.holdings.all():
-            if holding.number == number:
-                self._stager.free(holding.part, deadline)
+        self.wait(self._stager.drain_seconds)  # what a discarded stage leaves to do
+        self._stager.give_up(lambda holding: holding.number == number)
 
     def fence(self, reason: str) -> None:
         with self._lock:
             self._stop()
+            self._void = True
             self.live.forget()
             self._phase, self._error = RankPhase.FENCED, self._error or MixedRanks(reason)
         self._changed()
-
-    def _drain_seconds(self) -> float:
-        return self._settings.versions.drain_seconds + self.worker.registered.lease_seconds
 
     def counters(self) -> dict[str, int]:
         """Of this process so far; a warm round adds to `reads` and `bytes` only."""
@@ -281,15 +290,12 @@ class GeneratorRank:
                 self._phase = RankPhase.STAGED
             timings = self._timings if self._phase is RankPhase.SERVING else tuple(self._stager.progress.watch.timings)
             served = self._live.served if self._live is not None else None
-            return replace(_contents(self.worker.ref, self._phase, self._stager, served, self._wanted), timings=timings, error=self._detail())
-
-    def _detail(self) -> ErrorDetail | None:
-        return detail_of(self._error) if self._error is not None else None
+            error = detail_of(self._error) if self._error is not None else None
+            return replace(_contents(self.worker.ref, self._phase, self._stager, served, self._wanted), timings=timings, error=error)
 
     def close(self) -> None:
         """Ends the stage, gives up leases and holdings, deregisters. What is served stays in the live parameters."""
-        with self._lock:
-            self._cancelled.set()
+        self._cancelled.set()
         self._pool.shutdown(wait=True)
         self.worker.leave()
         self._stager.close()

@@ -162,6 +162,17 @@ class Stager:
             self._patience.drained(holding, deadline, cancelled)
         self.holdings.parts[part] = None
 
+    @property
+    def drain_seconds(self) -> float:
+        return self._settings.versions.drain_seconds + self._worker.registered.lease_seconds
+
+    def give_up(self, unwanted: Callable[[Holding], bool]) -> None:
+        """Closes what is unwanted and waits until nobody reads it. Raises PeerUnavailable."""
+        deadline = self._seams.clock.monotonic() + self.drain_seconds
+        for holding in self.holdings.all():
+            if unwanted(holding):
+                self.free(holding.part, deadline)
+
     def close(self) -> None:
         self._connections.clear()
 

@@ -94,9 +94,14 @@ class World:
     def rank(
         self, module: torch.nn.Module, uid: str = "generator-0", *, coordinate: str = "tp0", rank: int = 0, world: int = 1, target: Any = None,
         engine: Engine | None = None, installed: Any = "Blocking", wrap: Callable[[Seams], Seams] = lambda seams: seams, close: bool = True,
+        rollout: Rollout | None = None,
     ) -> GeneratorRank:  # fmt: skip
         settings = self.settings(
-            uid, Role.GENERATOR, engine=engine or Engine(kind="Custom"), verification=Verification(installed=installed), rollout=Rollout(policy="Manual")
+            uid,
+            Role.GENERATOR,
+            engine=engine or Engine(kind="Custom"),
+            verification=Verification(installed=installed),
+            rollout=rollout or Rollout(policy="Manual"),
         )
         made = GeneratorRank(settings, wrap(self.seams(settings)), coordinate, rank, world)
         made.bind(target if target is not None else TorchTarget(module, coordinate))

@@ -1,74 +1,21 @@
-"""The agent follows orders of the real catalog and commits all ranks together, or none; whatever fails, one version serves or nobody is answered."""
+"""The agent follows orders of the real catalog and commits all ranks together; what fails on the way is in `test_commit`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from random import Random
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from refit_api.errors import CatalogUnavailable, EngineBusy, MixedRanks
 from refit_api.mounted import Engine
-from refit_api.wire import CoordinateSources, GetVersion, Order, RankPhase, RankReport, Report
+from refit_api.wire import GetVersion, Order, RankPhase, RankReport
 from refit_runtime.adapters.clock import SystemClock
-from refit_runtime.adapters.local_engine import Gate, LocalEngine
-from refit_runtime.agent import Agent
-from refit_runtime.ports import CommitOrder, Copies
+from refit_runtime.adapters.local_engine import LocalEngine
+from refit_runtime.ports import CommitOrder
 
-
-class Fleet:
-    """One generator of the real catalog, and what the operator would order."""
-
-    def __init__(self, world: Any, ranks: list[Any]) -> None:
-        self.world, self.ranks, self.gate = world, ranks, Gate()
-        self.ended: list[str] = []
-        self.driver: Any = LocalEngine(ranks, self.gate, self.ended.append)
-        first = ranks[0]
-        self.agent = Agent(first._settings, first._seams.catalog, self.driver, SystemClock(), Random(1))
-
-    async def order(self, target: int, order: Order, sources: Any = (), seconds: float = 20.0, uid: str = "generator-0") -> None:
-        catalog = self.world.catalog
-        given = (CoordinateSources("tp0", tuple(sources)),) if sources else ()
-        await asyncio.to_thread(catalog.run, catalog.store.assign(catalog.group, uid, "0", target, order, given, seconds))
-
-    async def until(self, holds: Callable[[Report | None], bool], seconds: float = 15.0) -> Report:
-        """What the catalog was told, once it says so."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while True:
-            said = await asyncio.to_thread(self.reported)
-            if holds(said):
-                assert said is not None
-                return said
-            assert asyncio.get_running_loop().time() < deadline, said
-            await asyncio.sleep(0.02)
-
-    def reported(self) -> Report | None:
-        kept = self.world.catalog.store._kept(self.world.catalog.group).group
-        return next((report for key, report in kept.reports.items() if key.pod_uid == self.ranks[0].worker.ref.pod_uid), None)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Fleet]:
-        task = asyncio.create_task(self.agent.run())
-        try:
-            yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-def serving(number: int) -> Callable[[Report | None], bool]:
-    return lambda said: said is not None and bool(said.ranks) and all(rank.serving == number for rank in said.ranks)
-
-
-def phase(wanted: RankPhase) -> Callable[[Report | None], bool]:
-    return lambda said: said is not None and bool(said.ranks) and all(rank.phase is wanted for rank in said.ranks)
-
-
-def failed(said: Report | None) -> bool:
-    return said is not None and said.error is not None
+from tests.runtime.fleet import Fleet, failed, phase, serving
 
 
 async def test_stages_and_commits_on_order(world: Any, net: Any) -> None:
@@ -139,110 +86,6 @@ def _publish_soon(trainer: Any, step: int) -> Any:
     raise AssertionError("never published")
 
 
-class Breaks(LocalEngine):
-    """An engine whose ranks fail to install as often as `times` says, by version."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.times: dict[int, int] = {}
-        self.hang = False
-
-    async def install(self, order: CommitOrder) -> tuple[RankReport, ...]:
-        if self.hang:
-            await asyncio.sleep(60)
-        if self.times.get(order.number, 0) > 0:
-            self.times[order.number] -= 1
-            with last_copy_fails(self._ranks[-1], order.number):
-                return await super().install(order)
-        return await super().install(order)
-
-
-class LastCopyFails:
-    def __init__(self, copies: Copies) -> None:
-        self._copies = copies
-
-    def start(self) -> None:
-        self._copies.start()
-        raise RuntimeError("the last copy")
-
-    def wait(self) -> None:
-        """Nothing is on its way."""
-
-
-@contextmanager
-def last_copy_fails(rank: Any, number: int) -> Iterator[None]:
-    """All others are done by then: the live parameters are a mix."""
-    copies = rank.live.copy_list(rank._stager.holdings.whole(number))
-    whole, copies._install = copies._install, LastCopyFails(copies._install)
-    try:
-        yield
-    finally:
-        copies._install = whole
-
-
-CASES = {
-    "the second try succeeds": (1, False, "second"),
-    "the version before is put back": (2, True, "first"),
-    "without it the engine is fenced": (2, False, "fenced"),
-}
-
-
-@pytest.mark.parametrize(("times", "keep", "outcome"), CASES.values(), ids=CASES.keys())
-async def test_a_failed_install(world: Any, net: Any, times: int, keep: bool, outcome: str) -> None:
-    source, target = net(1), net(2)
-    trainer = world.trainer(source)
-    rank = world.rank(target, engine=Engine(kind="Custom", keep_previous=keep))
-    fleet = Fleet(world, [rank])
-    fleet.driver = driver = Breaks([rank], fleet.gate, fleet.ended.append)
-    fleet.agent = Agent(rank._settings, rank._seams.catalog, driver, SystemClock(), Random(1))
-    async with fleet.running():
-        first = (await asyncio.to_thread(trainer.publish, 0)).number
-        await fleet.order(first, Order.COMMIT)
-        await fleet.until(serving(first))
-        old = target.norm.clone()
-        source.norm.data.add_(1)
-        second = (await asyncio.to_thread(trainer.publish, 1)).number
-        driver.times[second] = times
-        await fleet.order(second, Order.COMMIT)
-        if outcome == "second":
-            await fleet.until(serving(second))
-            assert torch.equal(target.norm, source.norm)
-            return
-        said = await fleet.until(failed)
-        assert said.error is not None
-        assert said.error.type == "InstallError"
-        if outcome == "first":
-            await fleet.until(serving(first))
-            assert torch.equal(target.norm, old)
-            with fleet.gate.request(1) as version:
-                assert version == first
-            return
-        said = await fleet.until(lambda report: report is not None and report.fenced)
-        with pytest.raises(MixedRanks, match="serves nothing"), fleet.gate.request(0.1):
-            pass
-        await fleet.order(second, Order.COMMIT)  # a full install ends the fence
-        await fleet.until(serving(second))
-        with fleet.gate.request(1) as version:
-            assert version == second
-
-
-async def test_a_hung_rank_ends_the_engine(world: Any, net: Any) -> None:
-    trainer = world.trainer(net(1))
-    rank = world.rank(net(2), engine=Engine(kind="Custom", pause_timeout_seconds=0.5))
-    fleet = Fleet(world, [rank])
-    fleet.driver = driver = Breaks([rank], fleet.gate, fleet.ended.append)
-    fleet.agent = Agent(rank._settings, rank._seams.catalog, driver, SystemClock(), Random(1))
-    driver.hang = True
-    async with fleet.running():
-        number = (await asyncio.to_thread(trainer.publish, 0)).number
-        await fleet.order(number, Order.COMMIT)
-        said = await fleet.until(failed)
-        assert said.error is not None
-        assert said.fenced
-        assert said.error.type == "InstallError"
-        assert "no outcome" in fleet.ended[0]
-
-
 async def test_requests_that_do_not_end_leave_the_old_version_serving(world: Any, net: Any) -> None:
     trainer = world.trainer(net(1))
     rank = world.rank(net(2), engine=Engine(kind="Custom", pause_timeout_seconds=0.3))
@@ -265,20 +108,24 @@ async def test_requests_that_do_not_end_leave_the_old_version_serving(world: Any
 
 async def test_a_restarted_agent_resumes_only_what_is_one_version(world: Any, net: Any) -> None:
     trainer = world.trainer(net(1))
-    fleet = Fleet(world, [world.rank(net(2))])
+    fleet = Fleet(world, [world.rank(net(2))], Told)
     async with fleet.running():
         number = (await asyncio.to_thread(trainer.publish, 0)).number
         await fleet.order(number, Order.COMMIT)
         await fleet.until(serving(number))
     fleet.gate.pause(1)  # it was left paused
-    async with replaced(fleet).running() as second:
-        await second.until(lambda said: "resume" in second.driver.calls)
-        assert second.driver.calls == [f"label {number}", "resume"]
+    fleet.driver.calls.clear()
+    fleet.replace_agent()
+    async with fleet.running():
+        await fleet.until(lambda said: "resume" in fleet.driver.calls)
+        assert fleet.driver.calls == [f"label {number}", "resume"]
     fleet.ranks[0].live.forget()  # it was left half installed
     fleet.ranks[0]._rest()
-    async with replaced(fleet).running() as third:
-        await third.until(lambda said: "resume" in third.driver.calls)
-        assert third.driver.calls == ["fence", "install", f"label {number}", "resume"]
+    fleet.driver.calls.clear()
+    fleet.replace_agent()
+    async with fleet.running():
+        await fleet.until(lambda said: "resume" in fleet.driver.calls)
+        assert fleet.driver.calls == ["fence", "install", f"label {number}", "resume"]
         with fleet.gate.request(5) as version:
             assert version == number
 
@@ -307,19 +154,10 @@ class Told(LocalEngine):
         await super().fence(reason)
 
 
-def replaced(fleet: Fleet) -> Fleet:
-    """Another agent for the same engine."""
-    again = Fleet(fleet.world, fleet.ranks)
-    again.gate = fleet.gate
-    again.driver = Told(fleet.ranks, fleet.gate, fleet.ended.append)
-    again.agent = Agent(fleet.ranks[0]._settings, fleet.ranks[0]._seams.catalog, again.driver, SystemClock(), Random(2))
-    return again
-
-
 async def test_installed_then_labelled_then_resumed_then_reported(world: Any, net: Any) -> None:
     """O10: no token comes from a mislabelled version."""
     trainer = world.trainer(net(1))
-    fleet = replaced(Fleet(world, [world.rank(net(2))]))
+    fleet = Fleet(world, [world.rank(net(2))], Told)
     async with fleet.running():
         number = (await asyncio.to_thread(trainer.publish, 0)).number
         await fleet.order(number, Order.COMMIT)

@@ -242,5 +242,6 @@ def _tell(before: Group, after: Group) -> None:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
+            await event.wait()

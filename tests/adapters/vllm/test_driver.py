@@ -17,6 +17,7 @@ from refit_runtime.adapters.vllm.driver import VllmDriver
 from refit_runtime.adapters.vllm.messages import pack_report, unpack_order, unpack_report
 from refit_runtime.adapters.vllm.pod import Pod, State
 from refit_runtime.adapters.vllm.reporter import Reporter
+from refit_runtime.deadline import within
 from refit_runtime.ports import CommitOrder, StageOrder
 from refit_runtime.settings import Pod as Place
 from refit_runtime.settings import RuntimeSettings
@@ -31,9 +32,9 @@ def report(rank: int, phase: RankPhase = RankPhase.STAGED) -> RankReport:
 class Cores:
     """vLLM's client of two engine cores with two ranks each; keeps what was asked, in order."""
 
-    def __init__(self, idle: bool = True, held: Sequence[list[int]] = ()) -> None:
+    def __init__(self, busy: Sequence[str] = (), held: Sequence[list[int]] = ()) -> None:
         self.asked: list[Any] = []
-        self.idle, self.held = idle, list(held)
+        self.busy, self.held = busy, list(held)  # `busy`: modes of a pause that do not end
 
     async def call_utility_all_async(self, method: str, *arguments: Any) -> list[Any]:
         self.asked.append((method, *arguments))
@@ -45,7 +46,7 @@ class Cores:
 
     async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
         self.asked.append(("pause", mode, clear_cache))
-        if not self.idle:
+        if mode in self.busy:
             await asyncio.sleep(60)
 
     async def resume_scheduler_async(self) -> None:
@@ -142,13 +143,17 @@ async def test_the_label_is_set_before_requests_run_and_the_gate_opens_last(pod:
 
 
 async def test_an_engine_that_does_not_become_idle_is_busy(pod: Pod) -> None:
+    """A pause that waited for requests is under way until another one ends it: engine cores that act together take no resume before."""
+    cores = Cores(busy=["wait"])
     with pytest.raises(EngineBusy, match="wait"):
-        await driver(Cores(idle=False), pod).pause("wait", False, 0.05)
+        await driver(cores, pod).pause("wait", False, 0.05)
+    assert cores.asked == [("pause", "wait", False), ("pause", "keep", False)]
 
 
-async def test_fenced_is_closed_at_once_even_if_the_engine_does_not_become_idle(pod: Pod) -> None:
-    cores = Cores(idle=False)
-    await driver(cores, pod).fence("ranks differ")
+async def test_fenced_is_closed_and_told_at_once_even_if_the_engine_does_not_become_idle(pod: Pod) -> None:
+    cores = Cores(busy=["abort"])
+    with pytest.raises(asyncio.TimeoutError):
+        await within(0.05, driver(cores, pod).fence("ranks differ"))
     assert "ranks differ" in pod.read().closed
     assert [asked[:2] for asked in cores.asked] == [("pause", "abort"), ("collective_rpc", "refit_fence")]
 

@@ -3,6 +3,7 @@
 - Orders to the ranks go through `collective_rpc` on every engine core: the public call of a server with several cores returns the first one's answer.
 - What the ranks are doing is read from the pod's files, where they write it; the engine is asked at the start, and for ranks in other pods.
 - They have no RPC timeout: an executor that stops reading at a late rank leaves that rank's answer for the next call to find. Deadlines are the agent's.
+- An engine core that dies answers nothing that it was asked before, and raises what it is asked after; vLLM ends this process then.
 - A pause is the engine core's own: it returns when no step is in flight and the device is idle. The label is set while paused, so no token of the new
   weights carries the old version.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,7 @@ from refit_api.wire import RankReport
 from refit_runtime import last_words
 from refit_runtime.adapters.vllm.messages import pack_order, unpack_report
 from refit_runtime.adapters.vllm.pod import Pod, State
+from refit_runtime.deadline import within
 from refit_runtime.ports import CommitOrder, StageOrder
 from refit_runtime.settings import RuntimeSettings
 
@@ -68,9 +70,12 @@ class VllmDriver:
         return await self._reports("refit_prepare", pack_order(order))
 
     async def pause(self, mode: str, clear_cache: bool, timeout: float) -> None:
+        """Engine cores that act together take no resume while a pause is under way: one that does not wait for requests ends it."""
         try:
-            await asyncio.wait_for(self._core.pause_scheduler_async(mode, clear_cache), timeout)
+            await within(timeout, self._core.pause_scheduler_async(mode, clear_cache))
         except asyncio.TimeoutError as error:
+            if mode == "wait":
+                await self._core.pause_scheduler_async("keep", False)
             raise EngineBusy(f"the engine is not idle after {timeout:g} s of pause mode {mode}", retry_after=1.0, seen=mode) from error
 
     async def install(self, order: CommitOrder) -> tuple[RankReport, ...]:
@@ -98,17 +103,9 @@ class VllmDriver:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def fence(self, reason: str) -> None:
-        """Running requests end as aborted: what they would still see is no version. A hung rank does not hold it up."""
+        """Running requests end as aborted: what they would still see is no version. Ranks are told at once, whether or not the pause ends."""
         self._pod.write(State(self._label, closed=f"fenced: {reason}"))
-        log.warning("engine fenced", reason=reason)
-        await self._briefly("pause", lambda: self._core.pause_scheduler_async("abort", True))
-        await self._briefly("fence", lambda: self._reports("refit_fence", reason))
-
-    async def _briefly(self, what: str, call: Callable[[], Awaitable[object]]) -> None:
-        try:
-            await asyncio.wait_for(call(), self._settings.engine.pause_timeout_seconds)
-        except asyncio.TimeoutError:
-            log.warning("the engine did not answer while it was fenced", call=what)
+        await asyncio.gather(self._core.pause_scheduler_async("abort", True), self._reports("refit_fence", reason))
 
     async def end(self, reason: str) -> None:
         self._pod.write(State(self._label, closed=f"ending: {reason}"))

@@ -24,6 +24,7 @@ from refit_runtime.adapters.vllm.driver import VllmDriver
 from refit_runtime.adapters.vllm.gate import Gate, noting
 from refit_runtime.adapters.vllm.pod import Pod
 from refit_runtime.agent import Agent
+from refit_runtime.foreign import stack
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.status import document
 from refit_runtime.wiring import catalog_of
@@ -62,18 +63,19 @@ class RefitEndpoint:
             return
         engine_client.generate = noting(engine_client.generate)
         if self._pod.lead():
-            driver = VllmDriver(engine_client.engine_core, self._pod, self._settings)
-            self._task = asyncio.create_task(self._run(driver), name="refit-agent")
+            self._task = asyncio.create_task(self._run(engine_client.engine_core), name="refit-agent")
 
-    async def _run(self, driver: VllmDriver) -> None:
+    async def _run(self, core: Any) -> None:
+        """A driver for each agent: its first question goes through the engine, behind all that the agent before had asked of it."""
         wait = RESTART_SECONDS[0]
         while True:
+            driver = VllmDriver(core, self._pod, self._settings)
             self._agent = Agent(self._settings, catalog_of(self._settings), driver, SystemClock(), Random())
             leaver = asyncio.create_task(self._leave_when_asked(self._agent))
             try:
                 await self._agent.run()
-            except Exception:  # the engine serves on; an agent that is gone would leave it on this version for good
-                log.exception("the agent failed and is started again", wait=wait)
+            except Exception as error:  # noqa: BLE001  the engine serves on; an agent that is gone would leave it on this version for good
+                log.error("the agent failed and is started again", wait=wait, stack=stack(error))  # noqa: TRY400  see `foreign`
             finally:
                 leaver.cancel()
             await asyncio.sleep(wait)
