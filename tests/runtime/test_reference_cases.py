@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_c57_bytes_without_a_digest_are_never_read(world: Any, net: Any, orders:
 @pytest.mark.parametrize("held", ["nothing yet", "the version before"])
 def test_c82_bytes_that_moved_at_an_impossible_rate_are_not_installed(world: Any, net: Any, orders: Any, held: str) -> None:
     """No ceiling has to say so (ADR 0016): what a read left where it was does not have this version's digests."""
-    module, target = net(1), net(2)
+    module, target = net(secrets.randbits(32)), net(2)  # weights of no other test, whose arenas' memory this one's may have been
     trainer, rank = world.trainer(module), world.rank(target)
     fault = world.faults["trainer-0"] = Fault()
     if held == "the version before":
