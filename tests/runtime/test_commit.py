@@ -74,6 +74,13 @@ class Setting:
         await self.fleet.until(phase(RankPhase.STAGED))
         return second
 
+    async def hang_amid_the_copies(self) -> tuple[int, threading.Event]:
+        """The install of the second version on the second rank; (its number, what lets it go on)."""
+        second, goes_on = await self.stage_second(), threading.Event()
+        self.memories[1].trips = [(1, lambda: goes_on.wait(60))]
+        await self.fleet.order(second, Order.COMMIT)
+        return second, goes_on
+
     async def still_serves(self, number: int) -> None:
         said = await self.fleet.until(serving(number))
         assert not said.fenced
@@ -173,13 +180,10 @@ async def test_the_agent_dies(world: Any, net: Any, call: str, fault: str) -> No
 async def test_the_agent_dies_amid_the_copies(world: Any, net: Any) -> None:
     """They may end at any time after: nobody counts on them, and nothing else is installed beside them."""
     setting = Setting(world, net)
-    goes_on = threading.Event()
     with setting.client.asking():
         async with setting.fleet.running():
             await setting.serve_first()
-            second = await setting.stage_second()
-            setting.memories[1].trips = [(1, lambda: goes_on.wait(60))]
-            await setting.fleet.order(second, Order.COMMIT)
+            second, goes_on = await setting.hang_amid_the_copies()
             await setting.fleet.until(lambda _: not setting.memories[1].trips)
         setting.fleet.replace_agent()
         async with setting.fleet.running():
@@ -233,13 +237,10 @@ async def test_the_nth_copy_of_an_install_fails(world: Any, net: Any, place: int
 async def test_a_copy_that_hangs_ends_the_engine(world: Any, net: Any) -> None:
     """Should the process live on: what ends after the fence changes nothing, until a whole install."""
     setting = Setting(world, net)
-    goes_on = threading.Event()
     with setting.client.asking():
         async with setting.fleet.running():
             await setting.serve_first()
-            second = await setting.stage_second()
-            setting.memories[1].trips = [(1, lambda: goes_on.wait(60))]
-            await setting.fleet.order(second, Order.COMMIT)
+            second, goes_on = await setting.hang_amid_the_copies()
             await setting.is_fenced(ended=True)
             assert "no answer to install" in setting.fleet.ended[0]
             goes_on.set()
