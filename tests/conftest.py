@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
     from e2e.cluster.apiserver import ApiServer
 
 ROOT = Path(__file__).parents[1]
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def kubectl_of(server: ApiServer) -> Kubectl:

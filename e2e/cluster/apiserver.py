@@ -50,7 +50,7 @@ class ApiServer:
     def start(directory: Path, controller_manager: bool = False, settings: ClusterSettings | None = None) -> Iterator[ApiServer]:
         names = ["etcd", "kube-apiserver", *(["kube-controller-manager"] if controller_manager else [])]
         programs = build((settings or ClusterSettings.load()).cache, names)
-        port, etcd_port, peer_port = _free_ports(3)
+        port, etcd_port, peer_port = free_ports(3)
         plane = ControlPlane(programs, directory, LOOPBACK, port, etcd_port, peer_port)
         authority = write_files(plane)
         with ExitStack() as processes:
@@ -128,7 +128,7 @@ def _running(component: Component, folder: Path) -> Iterator[subprocess.Popen[by
             process.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Held together while they are chosen, so that they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]

@@ -17,7 +17,8 @@ import yaml
 from aiohttp import web
 from refit_operator import kube
 
-from tests.conftest import ROOT, free_ports, kubectl_of
+from e2e.cluster.apiserver import free_ports
+from tests.conftest import ROOT, kubectl_of
 from tests.operator.conftest import identity
 from tests.operator.test_process import WAIT_SECONDS, ask, operator
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import free_ports
+from e2e.cluster.apiserver import free_ports
 
 WAIT_SECONDS = 60.0
 

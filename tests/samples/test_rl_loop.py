@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -14,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refit_api.mounted import Engine, Group, Model, Mounted, Rollout, Trainer
+from refit_api.mounted import Engine, Rollout, Trainer
 from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog, local_catalog
 
-from tests.conftest import ROOT, free_ports
+from e2e.cluster.apiserver import free_ports
+from tests.conftest import ROOT
+from tests.pods import environment, mounted
 
 STEPS = 40
 PROGRAMS = dict(re.findall(r"^`(\w+\.py)`.*?```python\n(.*?)```", (ROOT / "docs" / "how-to" / "rl-loop.md").read_text(), re.DOTALL | re.MULTILINE))
@@ -32,24 +33,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     with local_catalog() as catalog, ExitStack() as stack:
-        (tmp_path / "ca").write_bytes(catalog.ca)
         yield lambda *made: stack.enter_context(program(catalog, tmp_path, *made))
 
 
 @contextmanager
 def program(catalog: LocalCatalog, folder: Path, name: str, role: Role, worker_port: int, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    settings, token = folder / f"{name}.json", folder / f"{name}.token"
-    token.write_text(catalog.admit(role, name))
-    mounted = Mounted(
-        group=Group(namespace=catalog.group.namespace, name=catalog.group.name), model=Model(name="policy"), catalog=catalog.address,
-        ca_file=str(folder / "ca"), token_file=str(token), worker_port=worker_port, trainer=Trainer(redundancy=1), engine=Engine(kind="Custom"),
-        rollout=Rollout(policy="Manual"),
-    )  # fmt: skip
-    settings.write_text(mounted.model_dump_json(by_alias=True))
-    pod = {"POD_NAME": name, "POD_UID": name, "POD_NAMESPACE": catalog.group.namespace, "POD_IP": "127.0.0.1"}
-    environment = {**os.environ, **pod, "REFIT_SETTINGS": str(settings), "REFIT_RUN_ID": "run-1", "OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"}
+    driven = {"trainer": Trainer(redundancy=1), "engine": Engine(kind="Custom"), "rollout": Rollout(policy="Manual")}
+    given = mounted(catalog, folder, name, role, worker_port=worker_port, **driven)
+    variables = {**environment(given, folder, name), "REFIT_RUN_ID": "run-1", "OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"}
     command = [sys.executable, f"{name}.py", *map(str, arguments)]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

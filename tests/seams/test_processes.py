@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 from refit_api import names
-from refit_api.mounted import Group, Model, Mounted, Versions
+from refit_api.mounted import Versions
 from refit_api.wire import CoordinateSources, Order, Role, Source
 from refit_operator.catalog.holders import source_of
 from refit_operator.catalog.local import TERMS, LocalCatalog, local_catalog
 from refit_runtime.cli.doctor import command
 from typer.testing import CliRunner
+
+from tests.pods import environment, mounted
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,30 +35,11 @@ class Pods:
     def __init__(self, catalog: LocalCatalog, folder: Path, stack: ExitStack) -> None:
         self.catalog, self.folder, self.stack = catalog, folder, stack
         self.ports = iter(range(17451 + os.getpid() % 500 * 20, 65000))
-        (folder / "ca").write_bytes(catalog.ca)
 
     def environment(self, uid: str, role: Role) -> dict[str, str]:
-        group = self.catalog.group
-        (self.folder / f"{uid}.token").write_text(self.catalog.admit(role, uid))
-        mounted = Mounted(
-            group=Group(namespace=group.namespace, name=group.name),
-            model=Model(name="tiny"),
-            catalog=self.catalog.address,
-            versions=Versions(lease_seconds=15, drain_seconds=2, publish_deadline_seconds=60),
-            worker_port=next(self.ports),
-            ca_file=str(self.folder / "ca"),
-            token_file=str(self.folder / f"{uid}.token"),
-        )
-        (self.folder / f"{uid}.json").write_text(mounted.model_dump_json(by_alias=True))
-        pod = {"POD_NAME": uid, "POD_UID": uid, "POD_NAMESPACE": group.namespace, "POD_IP": "127.0.0.1"}
-        return {
-            **os.environ,
-            **pod,
-            "UCX_NET_DEVICES": "lo",
-            "REFIT_SETTINGS": str(self.folder / f"{uid}.json"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
+        versions = Versions(lease_seconds=15, drain_seconds=2, publish_deadline_seconds=60)
+        given = mounted(self.catalog, self.folder, uid, role, worker_port=next(self.ports), versions=versions)
+        return {**environment(given, self.folder, uid), "UCX_NET_DEVICES": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
     def start(self, program: str, uid: str, role: Role) -> subprocess.Popen[str]:
         log = self.stack.enter_context((self.folder / f"{uid}.log").open("w"))

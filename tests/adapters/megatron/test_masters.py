@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
+from e2e.cluster.apiserver import free_ports
 from tests.adapters.megatron.sharded_masters import RANKS, rank_of_two
-from tests.conftest import free_ports
 
 
 def test_masters_that_are_spread_over_ranks_are_published_once_they_are_gathered(tmp_path: Path) -> None:

@@ -15,31 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from refit_api.mounted import Group, Model, Mounted, Versions
+from refit_api.mounted import Mounted, Versions
 from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog
 from refit_runtime.settings import Pod, Run, RuntimeSettings
 
-from tests.conftest import free_ports
+from e2e.cluster.apiserver import free_ports
+from tests import pods
 
 START_SECONDS = 600.0
-TOKEN_SECONDS = 3600.0  # nobody rotates it here
 
 
 def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> Mounted:
-    """What the operator would mount into a pod."""
-    (folder / "ca").write_bytes(catalog.ca)
-    catalog.admit(role, uid)
-    (folder / uid).write_text(catalog.tokens.issue(catalog.group.namespace, uid, uid, exp=int(time.time() + TOKEN_SECONDS)))
-    return Mounted(
-        group=Group(namespace=catalog.group.namespace, name=catalog.group.name),
-        model=Model(name="tiny"),
-        catalog=catalog.address,
-        ca_file=str(folder / "ca"),
-        token_file=str(folder / uid),
-        worker_port=free_ports(1)[0],
-        versions=Versions(lease_seconds=30, drain_seconds=2),
-    )
+    return pods.mounted(catalog, folder, uid, role, worker_port=free_ports(1)[0], versions=Versions(lease_seconds=30, drain_seconds=2))
 
 
 def settings(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> RuntimeSettings:
@@ -89,13 +77,11 @@ class Server:
 @contextmanager
 def serving(model: Path, folder: Path, given: Mounted, uid: str, *more: str) -> Iterator[Server]:
     """Starts and does not wait; `more` arguments for vLLM."""
-    (folder / "settings.json").write_text(given.model_dump_json(by_alias=True))
     port, log = free_ports(1)[0], folder / "vllm.log"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
     options = ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)]
-    pod = {"POD_NAME": uid, "POD_UID": uid, "POD_NAMESPACE": given.group.namespace, "POD_IP": "127.0.0.1"}
     with log.open("wb") as output:
-        environment = {**os.environ, **pod, "REFIT_SETTINGS": str(folder / "settings.json"), "TMPDIR": str(folder), "PYTHONPATH": _distribution(folder)}
+        environment = {**pods.environment(given, folder, uid), "TMPDIR": str(folder), "PYTHONPATH": _distribution(folder)}
         process = subprocess.Popen([*command, *options, *more], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         yield Server(port, process, log)
