@@ -86,3 +86,23 @@ def test_chunks_count_as_descriptors(tmp_path: Path) -> None:
         counts.append(answer["descriptors"])
         assert answer["descriptors"] == sum(-(-run["bytes"] // size) for each in answer["coordinates"].values() for run in each["runs"])
     assert counts[0] < counts[1]
+
+
+@pytest.mark.parametrize(("size", "chunk", "reason"), [(10**12, 1 << 26, "bytes of memory, the machine has"), (10**8, 1, "100000000 reads of 1 bytes")])
+def test_what_is_too_large_to_move_is_planned_and_said(tmp_path: Path, size: int, chunk: int, reason: str) -> None:
+    """Real models are larger than the machine that plans them."""
+    box = f"[[0, {size}]]"
+    need = f"{{tensor: x, box: {box}, param: p, paramShape: [{size}], dtype: uint8, at: {box}}}"
+    path = tmp_path / "case.yaml"
+    path.write_text(
+        f"kind: RefitCase\noptions: {{chunkBytes: {chunk}}}\n"
+        f"trainer: {{ranks: [{{rank: 0, shards: [{{tensor: x, dtype: uint8, shape: [{size}], box: {box}}}]}}]}}\n"
+        f"generator: {{coordinates: [{{id: a, needs: [{need}]}}]}}\n",
+        encoding="utf-8",
+    )
+    planned, moved = (RUNNER.invoke(command, [str(path), "--json", *run]) for run in ((), ("--run",)))
+    assert (planned.exit_code, json.loads(planned.stdout)["descriptors"]) == (0, -(-size // chunk))
+    assert moved.exit_code == 2
+    assert reason in json.loads(moved.stdout)["error"]["message"]
+    printed = RUNNER.invoke(command, [str(path), "--run"])
+    assert (printed.exit_code, printed.stdout, printed.stderr.count("\n")) == (2, "", 1)

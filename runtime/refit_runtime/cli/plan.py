@@ -6,7 +6,9 @@ Exit codes: 0 ok, 1 wrong (`--run` only: a bug of ours), 2 the file itself is wr
 from __future__ import annotations
 
 import json
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,14 +35,18 @@ def plan(
 
     Exit codes: 0 ok, 1 wrong bytes with --run, 2 the file itself is wrong, 3 refused.
     """
-    planned = _read(case)
-    moved = run_case(planned) if run and planned.plan is not None else None
+    planned, moved = _read(case), None
+    if run and planned.plan is not None:
+        try:
+            moved = run_case(planned, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        except InvalidCase as error:
+            planned = replace(planned, code=INVALID, error=error)
     code, answer = as_json(planned, moved)
     if as_json_:
         print(json.dumps(answer, indent=1))
     else:
         _print(planned, moved, answer["verdict"])
-    if picture is not None and planned.plan is not None:
+    if picture is not None and planned.plan is not None and planned.error is None:
         _draw(picture, png(planned.plan, _title(planned, case)))
     raise typer.Exit(code)
 

@@ -97,10 +97,14 @@ def recorded(act) -> Recording:
         (lambda model, tensor: model.missing, "missing"),
         (lambda model, tensor: (tensor[:2].zero_(), model.first.copy_(tensor)), "writes into a part of it"),
         (lambda model, tensor: model.first[:3].copy_(tensor[torch.tensor([0, 1, 3])]), "not at equal steps"),
+        (lambda model, tensor: (model.first.copy_(tensor), model.first.copy_(-model.first.exp())), "computes with what lies in first"),
+        (lambda model, tensor: (model.first.copy_(tensor), model.first[1:].mul_(2)), "computes with what lies in first"),
+        (lambda model, tensor: (model.first.copy_(tensor), setattr(model, "derived", model.first.T.sum())), "computes with what lies in first"),
+        (lambda model, tensor: (model.first.copy_(tensor), model.first.copy_(torch.ones(4, 2))), "computes with what lies in first"),
     ],
     ids=[
         "arithmetic", "writes into it", "reads a value", "copies elsewhere", "casts twice", "cuts inside rows", "reinterprets bytes", "fails by itself",
-        "zeroes a part", "picks unevenly",
+        "zeroes a part", "picks unevenly", "transforms afterwards", "scales in place", "derives a tensor", "overwrites",
     ],
 )  # fmt: skip
 def test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded(does, reason) -> None:
@@ -110,6 +114,12 @@ def test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded(d
     assert [need.tensor for need in recording.needs] == ["first", "second"]
     with pytest.raises(UnsupportedLayout, match="odd"):
         recording.require("model")
+
+
+def test_a_loader_that_puts_other_memory_into_a_parameter_is_named() -> None:
+    model = Loader(lambda model, tensor: setattr(model.second, "data", torch.zeros(4, 2)))
+    recording = record(model, [TensorSpec(name, Dtype.FLOAT32, (4, 2)) for name in ("first", "second", "odd")], model.load_weights)
+    assert [(failure.name, failure.reason) for failure in recording.failures] == [("second", "its loader puts other memory in its place")]
 
 
 def doubling(param: torch.Tensor, loaded: torch.Tensor) -> None:

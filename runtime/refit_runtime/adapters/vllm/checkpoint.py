@@ -51,12 +51,23 @@ def _from_config(config: Any, dtype: Dtype) -> tuple[TensorSpec, ...]:
             "checkpoint's tensors are unknown; start the engine from a directory that holds the safetensors files of one checkpoint",
             architectures=architectures,
         )
-    with torch.device("meta"):
-        model = model_class(config)
-        _quantise(model, getattr(config, "quantization_config", None))
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    return tuple(TensorSpec(name, _published(name, tensor, dtype), tuple(tensor.shape)) for name, tensor in revert_weight_conversion(model, state).items())
+    try:
+        with torch.device("meta"):
+            model = model_class(config)
+            _quantise(model, getattr(config, "quantization_config", None))
+        tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+        state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+        found = revert_weight_conversion(model, state)
+    except UnsupportedLayout:
+        raise
+    except Exception as error:
+        raise UnsupportedLayout(
+            f"model of architectures {list(architectures)}: transformers {transformers.__version__} cannot build {model_class.__name__} from its config.json "
+            f"({type(error).__name__}: {error}), so the names of its checkpoint's tensors are unknown; correct the config, or start the engine from a "
+            "directory that holds the safetensors files of one checkpoint",
+            architectures=architectures,
+        ) from error
+    return tuple(TensorSpec(name, _published(name, tensor, dtype), tuple(tensor.shape)) for name, tensor in found.items())
 
 
 def _quantise(model: Any, facts: dict[str, Any] | None) -> None:

@@ -4,6 +4,7 @@ Nothing is known here about model families: whichever box of which checkpoint te
 which parameter, is a need. Live memory is not touched, except by constants that the loader itself writes (padding rows).
 
 Invariants: a tensor whose loader does anything else is named with module, loader and reason and does not stop the others;
+a loader that computes with what lies in a parameter (a copy, then its exponential) is stopped before it does;
 every element of every parameter is a need's, a constant of the loader's or declared (`UNWRITTEN`), or the parameter is named;
 `require` refuses what is named.
 """
@@ -23,7 +24,7 @@ from refit_api.tensors import Box, Dtype, Need, Parameter, Shape, TensorSpec, wh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refit_runtime.adapters.vllm.geometry import Geometry, Inexpressible, pieces
-from refit_runtime.adapters.vllm.tracing import Traced, Untraceable
+from refit_runtime.adapters.vllm.tracing import Traced, Untraceable, flat
 from refit_runtime.plan.boxes import covered
 
 UNWRITTEN = ("inv_freq", "cos_sin_cache", "cos_cached", "sin_cached", "q_scale", "k_scale", "v_scale", "prob_scale")
@@ -78,8 +79,9 @@ class Recording:
 def record(module: torch.nn.Module, tensors: Sequence[TensorSpec], load: Callable[[Weights], Any]) -> Recording:
     """`load` is the model's `load_weights`, `tensors` those of a checkpoint, by checkpoint name."""
     ledger = _Ledger.of(module)
-    with torch.no_grad(), _Constants(ledger):
+    with torch.no_grad(), _Guard(ledger):
         _feed(ledger, tensors, load)
+    ledger.failures += _replaced(ledger, module)
     ledger.failures += _holes(ledger)
     return Recording(tuple(ledger.needs), tuple(ledger.constant), tuple(ledger.failures), tuple(ledger.fills))
 
@@ -162,6 +164,10 @@ class _Ledger:
             raise Untraceable(source.origin, f"its loader copies it into a tensor of shape {tuple(target.shape)} that is no parameter")
         return entry
 
+    def last_into(self, entry: _Entry) -> str:
+        """The tensor that was copied there last; the parameter's own name if none was."""
+        return next((need.tensor for need in reversed(self.needs) if need.parameter == entry.facts), entry.facts.name)
+
     def owner(self, tensor: torch.Tensor) -> _Entry | None:
         """The parameter that `tensor` is a view of."""
         for entry in self.by_storage.get(_storage(tensor), ()):
@@ -171,19 +177,26 @@ class _Ledger:
         return None
 
 
-class _Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which parameters a loader fills with constants; the fills themselves happen."""
+class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which parameters a loader fills with constants; the fills themselves happen. Nothing else is done with live memory, but to view it."""
 
     def __init__(self, ledger: _Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func.overloadpacket in (torch.ops.aten.fill_, torch.ops.aten.zero_) and args[0].numel() and not isinstance(args[0], Traced):
-            entry = self.ledger.owner(args[0])
+        given = [item for item in flat((*args, *(kwargs or {}).values())) if isinstance(item, torch.Tensor)]
+        if not func.is_view and not any(isinstance(item, Traced) for item in given):
+            entry = next(filter(None, map(self.ledger.owner, given)), None)
             if entry is not None:
-                self.ledger.filled(entry, args[0], args[1] if len(args) > 1 else 0)
+                self._used(func, entry, args)
         return func(*args, **(kwargs or {}))
+
+    def _used(self, func: Any, entry: _Entry, args: tuple[Any, ...]) -> None:
+        if func.overloadpacket not in (torch.ops.aten.fill_, torch.ops.aten.zero_) or (len(args) > 1 and isinstance(args[1], torch.Tensor)):
+            raise Untraceable(self.ledger.last_into(entry), f"its loader computes with what lies in {entry.facts.name} ({func})")
+        if args[0].numel():
+            self.ledger.filled(entry, args[0], args[1] if len(args) > 1 else 0)
 
 
 def _feed(ledger: _Ledger, tensors: Sequence[TensorSpec], load: Callable[[Weights], Any]) -> None:
@@ -202,6 +215,7 @@ def _feed(ledger: _Ledger, tensors: Sequence[TensorSpec], load: Callable[[Weight
             culprit = fed[-1] if fed else "load_weights"
             failure = Failure(culprit, f"{type(error).__name__}: {error}", *_place_of(error, ledger))
         ledger.failures.append(failure)
+        ledger.needs = [need for need in ledger.needs if need.tensor != culprit]
         if len(ledger.failures) >= MAX_FAILURES or not fed:
             return
         pending = _rest(pending, fed, culprit, {need.tensor for need in ledger.needs})
@@ -228,6 +242,13 @@ def _place_of(error: Exception, ledger: _Ledger) -> tuple[str, str]:
     held = (value for frame in frames for value in frame.f_locals.values() if isinstance(value, torch.Tensor) and not isinstance(value, Traced))
     entry = next(filter(None, map(ledger.owner, held)), None)
     return entry.module if entry is not None else "", loader
+
+
+def _replaced(ledger: _Ledger, module: torch.nn.Module) -> list[Failure]:
+    """Parameters that a loader gave other memory: copies into the memory recorded would change nothing."""
+    now = live_tensors(module)
+    lost = [entry for entry in ledger.parameters if entry.facts.name not in now or _storage(now[entry.facts.name]) != _storage(entry.tensor)]
+    return [Failure(entry.facts.name, "its loader puts other memory in its place", entry.module) for entry in lost]
 
 
 def _holes(ledger: _Ledger) -> list[Failure]:

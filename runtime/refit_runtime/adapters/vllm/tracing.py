@@ -64,7 +64,7 @@ class Traced(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:  # type: ignore[override]
-        traced = next(item for item in _flat((*args, *(kwargs or {}).values())) if isinstance(item, Traced))
+        traced = next(item for item in flat((*args, *(kwargs or {}).values())) if isinstance(item, Traced))
         if func.overloadpacket is aten.copy_:
             return _copy(*args[:2])
         operation = _OPERATIONS.get(func.overloadpacket)
@@ -76,8 +76,8 @@ class Traced(torch.Tensor):
             raise Untraceable(traced.origin, f"{func}: {error}") from error
 
 
-def _flat(items: Sequence[Any]) -> list[Any]:
-    return [leaf for item in items for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]
+def flat(items: Sequence[Any]) -> list[Any]:
+    return [leaf for item in items for leaf in (flat(item) if isinstance(item, list | tuple) else [item])]
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

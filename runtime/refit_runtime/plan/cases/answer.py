@@ -15,11 +15,13 @@ from refit_api.tensors import CoordinateNeeds, Dtype
 
 from refit_runtime.plan.cases.file import Case, read_case
 from refit_runtime.plan.cases.layout import RankMemory, coordinate_needs, trainer_memory
-from refit_runtime.plan.cases.move import CLASS, Moved, move
+from refit_runtime.plan.cases.move import CLASS, Moved, memory_to_move, move
 from refit_runtime.plan.key import PlanDocument, encode_needs, encode_shards, layout_hash, plan_key
-from refit_runtime.plan.plan import Plan, chunks, plan
+from refit_runtime.plan.plan import Plan, plan
 
 OK, WRONG, INVALID, REFUSED = 0, 1, 2, 3
+
+MOST_READS = 1 << 22  # of --run: each is a step of a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,16 @@ def plan_case(content: bytes) -> Planned:
     return Planned(OK, case, found, key, memory, coordinates)
 
 
-def run_case(planned: Planned) -> Moved:
+def run_case(planned: Planned, memory: int) -> Moved:
+    """`memory`: bytes that the machine has. Raises InvalidCase for a case that is too large to be moved on it."""
     assert planned.case is not None
     assert planned.plan is not None
+    needed, reads = memory_to_move(planned.plan, planned.memory, planned.coordinates), descriptors(planned.case, planned.plan)
+    advice = "make sizes smaller to move it (layouts stay the same), or plan without --run"
+    if needed > memory:
+        raise InvalidCase(f"--run: this case needs about {needed} bytes of memory, the machine has {memory}: {advice}", field="", line=0)
+    if reads > MOST_READS:
+        raise InvalidCase(f"--run: {reads} reads of {planned.case.chunk_bytes} bytes, at most {MOST_READS}: raise chunkBytes, {advice}", field="", line=0)
     return move(planned.case, planned.plan, planned.memory, planned.coordinates)
 
 
@@ -89,7 +98,7 @@ def as_json(planned: Planned, moved: Moved | None = None) -> tuple[int, dict[str
 
 def descriptors(case: Case, found: Plan) -> int:
     """Reads that all coordinates together post: the chunks of their runs."""
-    return sum(len(run.needers) * len(chunks(run, case.chunk_bytes)) for run in found.runs)
+    return sum(len(run.needers) * -(-run.bytes // case.chunk_bytes) for run in found.runs)
 
 
 def _coordinate(found: Plan, id_: str) -> dict[str, Any]:

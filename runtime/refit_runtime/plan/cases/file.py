@@ -20,7 +20,8 @@ from refit_runtime.plan.plan import Subset
 DEFAULT_CHUNK = 64 << 20
 
 LARGEST = 1 << 50  # elements of a tensor: sizes beyond are typing errors, and would not fit the machine's integers
-_MOST = 1 << 20  # ranks, experts: each of them is looked at
+_DIMS = 63  # of a tensor: arrays have 64, one of them for the bytes of an element
+_RANKS, _EXPERTS = 1 << 16, 1 << 20  # each of them is looked at
 _Path = tuple[Hashable, ...]
 
 
@@ -177,9 +178,17 @@ class _At:
         return self.value
 
     def integer(self, least: int | None = None) -> int:
-        if type(self.value) is not int or not -LARGEST < self.value < LARGEST or (least is not None and self.value < least):
+        if type(self.value) is not int or (least is not None and self.value < least):
             self.refuse("an integer" if least is None else f"an integer of at least {least}")
+        if not -LARGEST < self.value < LARGEST:
+            self.refuse(f"an integer below {LARGEST}")
         return self.value
+
+    def limit(self) -> int:
+        """Beyond what there can be, one is as good as another."""
+        if type(self.value) is int and self.value > LARGEST:
+            return LARGEST
+        return self.integer(1)
 
     def flag(self) -> bool:
         if type(self.value) is not bool:
@@ -192,13 +201,19 @@ class _At:
         return Dtype(self.value)
 
     def shape(self) -> Shape:
-        found = tuple(item.integer(1) for item in self.items())
+        found = tuple(item.integer(1) for item in self.dims())
         if prod(found) >= LARGEST:
-            self.refuse("fewer elements")
+            self.refuse(f"fewer than {LARGEST} elements")
         return found
 
     def box(self) -> Box:
-        return tuple(item.range() for item in self.items())
+        return tuple(item.range() for item in self.dims())
+
+    def dims(self) -> list[_At]:
+        found = self.items()
+        if len(found) > _DIMS:
+            self.refuse(f"at most {_DIMS} dims")
+        return found
 
     def range(self) -> tuple[int, int]:
         if not isinstance(self.value, list) or [type(end) for end in self.value] != [int, int] or not 0 <= self.value[0] < self.value[1] < LARGEST:
@@ -268,8 +283,8 @@ def _case(at: _At) -> Case:
         _ranks(trainer.fields("ranks")["ranks"]) if explicit else _megatron(trainer.fields("megatron modules")),
         tuple(coordinates),
         tuple(_unwritten(item) for item in generator["unwritten"].items()) if "unwritten" in generator else (),
-        options["redundancy"].integer(1) if "redundancy" in options else 1,
-        options["chunkBytes"].integer(1) if "chunkBytes" in options else DEFAULT_CHUNK,
+        options["redundancy"].limit() if "redundancy" in options else 1,
+        options["chunkBytes"].limit() if "chunkBytes" in options else DEFAULT_CHUNK,
         _subset(options["subset"].fields("", "params layers layerGroups")) if "subset" in options else Subset(),
     )
 
@@ -331,8 +346,8 @@ def _subset(fields: dict[str, _At]) -> Subset:
 def _megatron(fields: dict[str, _At]) -> Megatron:
     sizes = fields["megatron"].fields("dtype", "tp pp ep etp dp")
     tp, pp, ep, etp, dp = (sizes[axis].integer(1) if axis in sizes else 1 for axis in ("tp", "pp", "ep", "etp", "dp"))
-    if tp * pp * ep * dp > _MOST:
-        fields["megatron"].refuse(f"at most {_MOST} ranks")
+    if tp * pp * ep * dp > _RANKS:
+        fields["megatron"].refuse(f"at most {_RANKS} ranks")
     return Megatron(Sizes(tp, pp, ep, etp, dp, sizes["dtype"].dtype()), tuple(_module(item) for item in fields["modules"].items()))
 
 
@@ -373,8 +388,8 @@ def _body(role: str, fields: dict[str, _At], at: _At) -> Vocabulary | Heads | Pl
         hf = fields["hf"].fields("gate up down")
         names = (hf["gate"].text("{e}"), hf["up"].text("{e}"), hf["down"].text("{e}"))
         experts, ffn, hidden = (fields[name].integer(1) for name in ("experts", "ffn", "hidden"))
-        if experts > _MOST:
-            fields["experts"].refuse(f"at most {_MOST} experts")
+        if experts > _EXPERTS:
+            fields["experts"].refuse(f"at most {_EXPERTS} experts")
         map_ = fields["map"]
         listed = map_.value if isinstance(map_.value, str) else tuple(tuple(expert.integer() for expert in ids.items()) for ids in map_.items())
         return Experts(names, experts, ffn, hidden, listed)

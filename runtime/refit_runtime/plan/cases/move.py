@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from refit_api.tensors import CoordinateNeeds, Dtype, Shape, TensorSpec
@@ -54,6 +55,16 @@ def move(case: Case, plan: Plan, memory: Sequence[RankMemory], coordinates: Sequ
         held,
         {each.rank: b"".join(by_pieces(holding).tobytes() for holding in each.holdings) for each in memory},
     )
+
+
+def memory_to_move(plan: Plan, memory: Sequence[RankMemory], coordinates: Sequence[CoordinateNeeds]) -> int:
+    """About what `move` takes: what both sides hold, once as it is and once as it must be, arenas, and one tensor while it is filled."""
+    held = [(prod(holding.shape) * holding.dtype.bytes, holding) for each in memory for holding in each.holdings]
+    stated = ({need.parameter for need in needs.needs}.union(needs.unwritten) for needs in coordinates)
+    params = sum(prod(parameter.shape) * parameter.dtype.bytes for found in stated for parameter in found)
+    arenas = sum(plan.source_bytes(each.rank) for each in memory) + max((plan.coordinate_bytes(CLASS, needs.id) for needs in coordinates), default=0)
+    tensor = max((prod(piece.shape) * holding.dtype.bytes for _, holding in held for piece in holding.pieces), default=0)
+    return 2 * sum(size for size, _ in held) + 2 * params + arenas + 3 * tensor
 
 
 def _snapshot(source: SourcePlan, memory: RankMemory, contents: Sequence[Bytes]) -> Bytes:
