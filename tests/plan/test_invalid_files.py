@@ -106,6 +106,7 @@ FAULTS: list[tuple[str, Fields, Callable[[Fields], None], str]] = [
     ("tp is 2.5", ROLES, _put(2.5, "trainer", "megatron", "tp"), "trainer.megatron.tp"),
     ("more ranks than anybody has", ROLES, _put(1 << 16, "trainer", "megatron", "dp"), "trainer.megatron"),
     ("more experts than anybody has", ROLES, _put(1 << 21, *EXPERTS, "experts"), "trainer.modules[2].experts"),
+    ("more heads than anybody has", ROLES, _put(10**9, *QKV, "kvHeads"), "trainer.modules[0].kvHeads"),
     ("no dtype", ROLES, _take("trainer", "megatron", "dtype"), "trainer.megatron.dtype"),
     ("a module without a role", ROLES, _take(*QKV, "role"), "trainer.modules[0].role"),
     ("a module is a text", ROLES, _put("qkv", *QKV), "trainer.modules[0].role"),

@@ -67,9 +67,9 @@ def complex_weight(rank: Rank) -> None:
     layer(rank).mlp.linear_fc2.weight.data = layer(rank).mlp.linear_fc2.weight.data.to(torch.complex64)
 
 
-def flag(name: str) -> Callable[[Rank], None]:
+def flag(name: str, value: object = True) -> Callable[[Rank], None]:
     def set_it(rank: Rank) -> None:
-        setattr(rank.chunks[0].config, name, True)
+        setattr(rank.chunks[0].config, name, value)
 
     return set_it
 
@@ -101,6 +101,7 @@ SPOILED: dict[str, tuple[Callable[[Rank], None], tuple[str, ...]]] = {
     ),
     "gates in the fused projection": (flag("attention_output_gate"), ("decoder.layers.0.self_attention", "attention_output_gate")),
     "rotation by pairs": (flag("rotary_interleaved"), ("decoder.layers.0.self_attention", "rotary_interleaved")),
+    "gate and up in blocks": (flag("moe_mlp_glu_interleave_size", 32), ("decoder.layers.0.mlp.linear_fc1", "moe_mlp_glu_interleave_size")),
     "the same layers twice": (two_of_a_kind, ("model[1].embedding.word_embeddings.weight", "model[0].embedding", "model.embed_tokens.weight")),
     "another kind of model": (not_a_model, ("Linear", "GPTModel")),
 }
@@ -142,6 +143,18 @@ def test_names_that_do_not_fit_are_refused(model: dict[str, Any], names: Any, wo
         assert word in refusal.value.message
 
 
+@pytest.mark.parametrize("rows", [1024, 1], ids=["C10", "C12"])
+def test_a_fused_projection_of_other_rows_is_refused_with_both(rows: int) -> None:
+    """64 query and 2 KV heads of width 128 on eight ranks are 8,704 rows, 1,088 on each."""
+    rank = next(iter(Trainer(World(8, tp=8), {"num_attention_heads": 64, "num_query_groups": 2, "kv_channels": 128}).ranks()))
+    weight = layer(rank).self_attention.linear_qkv.weight
+    weight.data = weight.data[:rows]
+    with pytest.raises(UnsupportedLayout) as refusal:
+        MegatronSource(rank.chunks, rank.mesh, "llama", 100)
+    for word in ("decoder.layers.0.self_attention.linear_qkv.weight", f"({rows}, 32)", "(1088, 32)", "(8704, 32)"):
+        assert word in refusal.value.message
+
+
 def test_an_expert_that_no_rank_or_two_would_hold_is_refused() -> None:
     (rank,) = Trainer(World(), EXPERTS).ranks()
     lose_an_expert(rank)
@@ -173,7 +186,8 @@ def test_a_shape_that_changes_after_the_binding_is_never_read_at_the_old_box() -
 
 def test_families_are_named_after_the_model_type_of_checkpoints() -> None:
     assert sorted(FAMILIES) == [
-        "deepseek_v2", "deepseek_v3", "gemma", "glm4_moe", "kimi_k2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"
+        "deepseek_v2", "deepseek_v3", "gemma", "glm4_moe", "glm4_moe_lite", "granite", "kimi_k2", "llama", "ministral3", "mistral", "mixtral",
+        "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
     ]  # fmt: skip
     assert family("qwen3").names[Slot.Q_NORM] == "model.layers.{layer}.self_attn.q_norm"
     assert Mesh(rank=3).tp == Axis(0, 1)

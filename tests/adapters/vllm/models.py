@@ -30,6 +30,7 @@ BASE = {
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MLA = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4}
 DEEPSEEK = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc"}
+GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.01}
 
 # fmt: off
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -63,6 +64,67 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "olmo2 (norms cut by rank)": {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]},
     "phi3 (fused qkv on disk)": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0},
+    "glm4 (norms around both halves)": {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "pad_token_id": 0},
+    "glm4 moe": {"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], **EXPERTS, **DEEPSEEK, "use_qk_norm": True, "attention_bias": True},
+    "glm4 moe lite (mla)": {
+        "model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], **EXPERTS, **MLA, **DEEPSEEK, "mlp_layer_types": ["dense", "sparse"],
+    },
+    "kimi k2 (a type of its own, another's class)": {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **EXPERTS, **MLA, **DEEPSEEK},
+    "ministral3": {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "sliding_window": None},
+    "seed oss": {"model_type": "seed_oss", "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False},
+    "smollm3": {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "tie_word_embeddings": True, "pad_token_id": 0},
+    "granite": {"model_type": "granite", "architectures": ["GraniteForCausalLM"], **GRANITE, "tie_word_embeddings": True},
+    "granite moe, shared expert": {
+        "model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"], **GRANITE,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64,
+    },
+    "olmoe": {
+        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4,
+    },
+    "qwen2 moe": {
+        "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 4, "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 64, **EXPERTS,
+    },
+    "minimax m2": {
+        "model_type": "minimax_m2", "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8,
+        "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True,
+    },
+    "ernie 4.5": {"model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "use_bias": False, "tie_word_embeddings": True},
+    "exaone4": {"model_type": "exaone4", "architectures": ["Exaone4ForCausalLM"], "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "cohere2": {
+        "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"], "layer_norm_eps": 1e-5, "logit_scale": 1.0, "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gemma3n (inputs of each layer)": {
+        "model_type": "gemma3n_text", "architectures": ["Gemma3nForCausalLM"], "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 200, "num_hidden_layers": 4, "num_kv_shared_layers": 1, "laurel_rank": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "gemma4": {
+        "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 200, "global_head_dim": 16, "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "lfm2 moe (short convolutions)": {
+        "model_type": "lfm2_moe", "architectures": ["Lfm2MoeForCausalLM"], "layer_types": ["conv", "full_attention"], "norm_eps": 1e-5,
+        "tie_word_embeddings": True, "num_experts": 4, "num_dense_layers": 1, "use_expert_bias": True, **EXPERTS,
+    },
+}
+NOT_FOLLOWED: dict[str, dict[str, Any]] = {
+    "granite hybrid (mamba 2)": {
+        "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], **GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64, "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16,
+        "mamba_n_groups": 1, "mamba_expand": 2, "mamba_chunk_size": 64, "position_embedding_type": "rope",
+    },
+    "jamba (mamba)": {
+        "model_type": "jamba", "architectures": ["JambaForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8, "pad_token_id": 0,
+    },
+    "ernie 4.5 moe": {
+        "model_type": "ernie4_5_moe", "architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1,
+        "moe_intermediate_size": 32, "moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1, "use_bias": False,
+    },
+    "glm4, a padding word beyond the vocabulary": {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "attention_bias": True},
 }
 # fmt: on
 
@@ -92,7 +154,7 @@ class Rank:
 def directory(tmp: Path, family: str) -> Path:
     """A model directory that holds a configuration and no weights."""
     tmp.mkdir(parents=True, exist_ok=True)
-    (tmp / "config.json").write_text(json.dumps(BASE | FAMILIES[family]))
+    (tmp / "config.json").write_text(json.dumps(BASE | (FAMILIES | NOT_FOLLOWED)[family]))
     return tmp
 
 

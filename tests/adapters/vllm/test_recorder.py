@@ -11,8 +11,9 @@ from refit_api.tensors import Dtype, Need, TensorSpec
 from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
 from refit_runtime.adapters.vllm.recorder import Recording, live_tensors, record
 
-from tests.adapters.vllm.models import EXPERT_FAMILIES, FAMILIES, Rank, built, directory, engine_config, load, loading
+from tests.adapters.vllm.models import EXPERT_FAMILIES, FAMILIES, NOT_FOLLOWED, Rank, built, directory, engine_config, load, loading
 
+ALONE = Rank(0, 1)
 TP = [Rank(0, 1), Rank(0, 2), Rank(3, 4)]
 ROWS = [(family, rank) for family in FAMILIES for rank in (TP[:2] if "block FP8" in family else TP)] + [
     (family, Rank(size - 1, size, experts=True)) for family in EXPERT_FAMILIES for size in (2, 4) if size == 2 or "block FP8" not in family
@@ -60,6 +61,32 @@ def test_needs_equal_the_loader(family: str, rank: Rank, tmp_path: Path) -> None
     assert {name for name, _ in model.named_parameters()} <= known
 
 
+REFUSED = {
+    "granite hybrid (mamba 2)": ("model.layers.0.mamba.A_log", "computes with what lies in model.layers.0.mamba.A (aten.exp"),
+    "jamba (mamba)": ("model.layers.0.mamba.A_log", "needs the values (aten.exp"),
+    "ernie 4.5 moe": ("model.layers.1.mlp.moe_statics.e_score_correction_bias", "2 dims, the parameter only 1"),
+    "glm4, a padding word beyond the vocabulary": ("Glm4ForCausalLM", "config.json", "Padding_idx must be within num_embeddings"),
+}
+
+
+@pytest.mark.parametrize("family", NOT_FOLLOWED)
+def test_a_family_whose_loader_computes_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    """What was copied is not what the engine computes with: no plan may say so."""
+    config = engine_config(directory(tmp_path, family), ALONE)
+    model = built(config, ALONE, "cpu")
+    computed = {name: (tensor, tensor.clone()) for name, tensor in live_tensors(model).items() if name.endswith((".A", "correction_bias"))}
+
+    def required() -> None:
+        specs = checkpoint_tensors(str(tmp_path), config.model_config.hf_config, config.model_config.dtype)
+        record(model, specs, model.load_weights).require(family)
+
+    with loading(config, ALONE), pytest.raises(UnsupportedLayout) as refusal:
+        required()
+    for word in REFUSED[family]:
+        assert word in refusal.value.message
+    assert all(torch.equal(as_bytes(tensor), as_bytes(before)) for tensor, before in computed.values()), "live memory is not touched"
+
+
 class Loader(torch.nn.Module):
     """A model whose loader does to each tensor what its row says."""
 
@@ -90,6 +117,7 @@ def recorded(act) -> Recording:
         (lambda model, tensor: model.first.copy_(tensor + 1), "needs the values"),
         (lambda model, tensor: tensor.fill_(0), "needs the values"),
         (lambda model, tensor: float(tensor[0, 0]), "needs the values"),
+        (lambda model, tensor: model.first.fill_(tensor[:2].abs().max() / 448), "needs the values (aten.abs"),
         (lambda model, tensor: torch.empty(4, 2).copy_(tensor), "that is no parameter"),
         (lambda model, tensor: model.first.copy_(tensor.to(torch.float16)), "casts it to torch.float16"),
         (lambda model, tensor: model.first.view(-1)[:3].copy_(tensor.flatten()[1:4]), "first"),
@@ -103,7 +131,8 @@ def recorded(act) -> Recording:
         (lambda model, tensor: (model.first.copy_(tensor), model.first.copy_(torch.ones(4, 2))), "computes with what lies in first"),
     ],
     ids=[
-        "arithmetic", "writes into it", "reads a value", "copies elsewhere", "casts twice", "cuts inside rows", "reinterprets bytes", "fails by itself",
+        "arithmetic", "writes into it", "reads a value", "a scale from a statistic", "copies elsewhere", "casts twice", "cuts inside rows",
+        "reinterprets bytes", "fails by itself",
         "zeroes a part", "picks unevenly", "transforms afterwards", "scales in place", "derives a tensor", "overwrites",
     ],
 )  # fmt: skip

@@ -36,6 +36,13 @@ def pair(at: At, fc1: Slot, fc2: Slot, ffn: int, axis: Axis) -> Iterator[Leaf]:
 
 
 def fc1_rows(at: At, ffn: int) -> tuple[int, Halves | None]:
+    if getattr(at.module.config, "moe_mlp_glu_interleave_size", None):
+        raise UnsupportedLayout(
+            f"{at.path}.linear_fc1: moe_mlp_glu_interleave_size is set, so gate and up rows alternate in blocks; checkpoints have gate rows, then up rows: "
+            "train without it, or give the tensors from your own source",
+            module=at.path,
+            tensor="linear_fc1",
+        )
     return (2 * ffn, Halves(ffn)) if at.module.config.gated_linear_unit else (ffn, None)
 
 

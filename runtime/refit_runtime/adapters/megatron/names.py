@@ -118,6 +118,10 @@ _MTP: dict[Slot, str | tuple[str, ...]] = {
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(_LLAMA),
     "mistral": Family(_LLAMA),
+    "ministral3": Family(_LLAMA),
+    "granite": Family(_LLAMA),
+    "seed_oss": Family(_LLAMA),
+    "smollm3": Family(_LLAMA),
     "mixtral": Family(_LLAMA | _MIXTRAL),
     "gemma": Family(_LLAMA, norms_around_zero=True),
     "qwen2": Family(_LLAMA),
@@ -125,6 +129,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(_LLAMA | _QK_NORMS),
     "qwen3_moe": Family(_LLAMA | _QK_NORMS | _EXPERTS),
     "glm4_moe": Family(_LLAMA | _QK_NORMS | _EXPERTS | _SIGMOID_EXPERTS | _MTP),
+    "glm4_moe_lite": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT | _MTP),
     "deepseek_v2": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT),
     "deepseek_v3": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT | _MTP),
     "kimi_k2": Family(_LLAMA | _EXPERTS | _SIGMOID_EXPERTS | _LATENT),

@@ -7,6 +7,7 @@ experts one by one, tied tensors once, block FP8 weights with their scales. Thes
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _from_config(config: Any, dtype: Dtype) -> tuple[TensorSpec, ...]:
         )
     try:
         with torch.device("meta"):
-            model = model_class(config)
+            model = model_class(_known_by_type(config, model_class))
             _quantise(model, getattr(config, "quantization_config", None))
         tied = set(getattr(model, "all_tied_weights_keys", None) or ())
         state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -68,6 +69,18 @@ def _from_config(config: Any, dtype: Dtype) -> tuple[TensorSpec, ...]:
             architectures=architectures,
         ) from error
     return tuple(TensorSpec(name, _published(name, tensor, dtype), tuple(tensor.shape)) for name, tensor in found.items())
+
+
+def _known_by_type(config: Any, model_class: type) -> Any:
+    """Conversions of names are found by the type of a model: one of another type in a known class (Kimi K2 is DeepSeek V3) has those of the class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    own = next((kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == model_class.__name__), None)
+    if own is not None and config.model_type not in CONFIG_MAPPING_NAMES:
+        config = copy.deepcopy(config)
+        config.model_type = own
+    return config
 
 
 def _quantise(model: Any, facts: dict[str, Any] | None) -> None:

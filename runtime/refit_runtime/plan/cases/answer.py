@@ -66,11 +66,15 @@ def run_case(planned: Planned, memory: int) -> Moved:
     assert planned.plan is not None
     needed, reads = memory_to_move(planned.plan, planned.memory, planned.coordinates), descriptors(planned.case, planned.plan)
     advice = "make sizes smaller to move it (layouts stay the same), or plan without --run"
+    too_large = InvalidCase(f"--run: this case needs about {needed} bytes of memory, the machine has {memory} or less: {advice}", field="", line=0)
     if needed > memory:
-        raise InvalidCase(f"--run: this case needs about {needed} bytes of memory, the machine has {memory}: {advice}", field="", line=0)
+        raise too_large
     if reads > MOST_READS:
         raise InvalidCase(f"--run: {reads} reads of {planned.case.chunk_bytes} bytes, at most {MOST_READS}: raise chunkBytes, {advice}", field="", line=0)
-    return move(planned.case, planned.plan, planned.memory, planned.coordinates)
+    try:
+        return move(planned.case, planned.plan, planned.memory, planned.coordinates)
+    except MemoryError:
+        raise too_large from None
 
 
 def as_json(planned: Planned, moved: Moved | None = None) -> tuple[int, dict[str, Any]]:

@@ -21,7 +21,7 @@ DEFAULT_CHUNK = 64 << 20
 
 LARGEST = 1 << 50  # elements of a tensor: sizes beyond are typing errors, and would not fit the machine's integers
 _DIMS = 63  # of a tensor: arrays have 64, one of them for the bytes of an element
-_RANKS, _EXPERTS = 1 << 16, 1 << 20  # each of them is looked at
+_MOST = 1 << 16  # ranks, experts, heads: each of them is looked at
 _Path = tuple[Hashable, ...]
 
 
@@ -183,6 +183,12 @@ class _At:
         if not -LARGEST < self.value < LARGEST:
             self.refuse(f"an integer below {LARGEST}")
         return self.value
+
+    def count(self) -> int:
+        found = self.integer(1)
+        if found > _MOST:
+            self.refuse(f"at most {_MOST}")
+        return found
 
     def limit(self) -> int:
         """Beyond what there can be, one is as good as another."""
@@ -346,8 +352,8 @@ def _subset(fields: dict[str, _At]) -> Subset:
 def _megatron(fields: dict[str, _At]) -> Megatron:
     sizes = fields["megatron"].fields("dtype", "tp pp ep etp dp")
     tp, pp, ep, etp, dp = (sizes[axis].integer(1) if axis in sizes else 1 for axis in ("tp", "pp", "ep", "etp", "dp"))
-    if tp * pp * ep * dp > _RANKS:
-        fields["megatron"].refuse(f"at most {_RANKS} ranks")
+    if tp * pp * ep * dp > _MOST:
+        fields["megatron"].refuse(f"at most {_MOST} ranks")
     return Megatron(Sizes(tp, pp, ep, etp, dp, sizes["dtype"].dtype()), tuple(_module(item) for item in fields["modules"].items()))
 
 
@@ -387,9 +393,7 @@ def _body(role: str, fields: dict[str, _At], at: _At) -> Vocabulary | Heads | Pl
     if role == "experts":
         hf = fields["hf"].fields("gate up down")
         names = (hf["gate"].text("{e}"), hf["up"].text("{e}"), hf["down"].text("{e}"))
-        experts, ffn, hidden = (fields[name].integer(1) for name in ("experts", "ffn", "hidden"))
-        if experts > _EXPERTS:
-            fields["experts"].refuse(f"at most {_EXPERTS} experts")
+        experts, ffn, hidden = fields["experts"].count(), fields["ffn"].integer(1), fields["hidden"].integer(1)
         map_ = fields["map"]
         listed = map_.value if isinstance(map_.value, str) else tuple(tuple(expert.integer() for expert in ids.items()) for ids in map_.items())
         return Experts(names, experts, ffn, hidden, listed)
@@ -401,5 +405,5 @@ def _heads(fields: dict[str, _At], at: _At) -> Heads:
     bias = fields["hfBias"].texts(3) if "hfBias" in fields else ()
     if (fields["bias"].flag() if "bias" in fields else False) != bool(bias):
         raise _Fault((*at.path, "hfBias"), "goes with bias: true, and only with it")
-    q, kv, dim, hidden = (fields[name].integer(1) for name in ("qHeads", "kvHeads", "headDim", "hidden"))
+    q, kv, dim, hidden = fields["qHeads"].count(), fields["kvHeads"].count(), fields["headDim"].integer(1), fields["hidden"].integer(1)
     return Heads(names, bias, q, kv, dim, hidden)
