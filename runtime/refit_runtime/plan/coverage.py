@@ -318,5 +318,5 @@ def words(box: Box) -> str:
 
 
 def _few(found: list[Where]) -> str:
-    boxes = ", ".join(json.dumps(entry["box"]) for entry in found[:_FEW])
+    boxes = ", ".join(json.dumps(entry["box"]) if entry["box"] else "all of it" for entry in found[:_FEW])
     return boxes + (f" and {len(found) - _FEW} more boxes" if len(found) > _FEW else "")

@@ -192,6 +192,13 @@ def test_rows_at_equal_steps_are_a_need() -> None:
     assert [need.box for need in recording.needs if need.tensor == "odd"] == [((1, 2), (0, 2)), ((3, 4), (0, 2))]
 
 
+def test_a_loader_may_ask_a_parameter_for_its_shape() -> None:
+    model = Loader(lambda model, tensor: (torch.zeros_like(model.second), model.second[1:].new_empty(3), model.second.copy_(tensor)))
+    recording = record(model, [TensorSpec(name, Dtype.FLOAT32, (4, 2)) for name in ("first", "odd")], model.load_weights)
+    recording.require("model")
+    assert [need.parameter.name for need in recording.needs] == ["first", "second"]
+
+
 def test_a_loader_that_collects_first_does_not_hide_who_fails() -> None:
     class Collecting(Loader):
         def load_weights(self, weights) -> None:

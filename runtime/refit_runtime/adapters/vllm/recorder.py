@@ -30,6 +30,11 @@ from refit_runtime.plan.boxes import covered
 UNWRITTEN = ("inv_freq", "cos_sin_cache", "cos_cached", "sin_cached", "q_scale", "k_scale", "v_scale", "prob_scale")
 """Last parts of the names of parameters that engines compute by themselves: rotary tables, scales of an unquantised KV cache."""
 
+_SHAPED_ALIKE = frozenset(
+    getattr(torch.ops.aten, name) for name in ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
+)
+"""What asks a parameter for its shape and type only."""
+
 MAX_FAILURES = 32  # a loader that fails on every tensor is one finding, not thousands
 
 Weights = Iterator[tuple[str, torch.Tensor]]
@@ -186,7 +191,7 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = [item for item in flat((*args, *(kwargs or {}).values())) if isinstance(item, torch.Tensor)]
-        if not func.is_view and not any(isinstance(item, Traced) for item in given):
+        if not func.is_view and func.overloadpacket not in _SHAPED_ALIKE and not any(isinstance(item, Traced) for item in given):
             entry = next(filter(None, map(self.ledger.owner, given)), None)
             if entry is not None:
                 self._used(func, entry, args)
