@@ -70,7 +70,7 @@ STATED = {
 
 
 ELSEWHERE = {
-    "C10 other rows, C12": "adapters/megatron/test_refusals.py::test_a_fused_projection_of_other_rows_is_refused_with_both",
+    "C10 other rows": "adapters/megatron/test_refusals.py::test_a_fused_projection_of_other_rows_is_refused_with_both",
     "C15 strided memory": "adapters/fsdp/test_plain.py::test_strided_memory_is_published_as_its_values",
     "C47": "adapters/vllm/test_recorder.py::test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded",
     "C55": "adapters/vllm/test_recorder.py::test_a_loader_that_collects_first_does_not_hide_who_fails",
@@ -85,7 +85,6 @@ ELSEWHERE = {
     "C75, C78": "wire/test_codec.py::test_an_absent_optional_is_none_and_a_zero_is_a_zero",
     "C76": "runtime/test_collisions.py::test_c76_is_told_apart",
     "C82": "runtime/test_reference_cases.py::test_c82_bytes_that_moved_at_an_impossible_rate_are_not_installed",
-    "C88": "runtime/test_subsets.py::test_a_selector_that_keeps_nothing_is_refused_by_name",
     "C92": "runtime/test_reference_cases.py::test_c92_a_manifest_that_does_not_give_the_catalog_s_root_is_left_out",
     "C93": "runtime/test_faults.py::test_a_holder_that_dies_is_replaced_by_the_next_owner",
     "C95": "runtime/test_reference_cases.py::test_c95_a_lease_that_cannot_be_given_back_hides_nothing",
@@ -95,8 +94,6 @@ ELSEWHERE = {
     "C99": "seams/test_manifests.py::test_a_port_in_use_is_said",
     "C102": "catalog/test_workers.py::test_missed_heartbeats",
     "C104": "adapters/fsdp/test_plain.py::test_c104_what_is_not_what_was_bound_is_refused_by_name",
-    "C114 a scale from a part": "adapters/vllm/test_recorder.py::test_a_loader_that_does_anything_else_is_named_and_the_others_are_recorded",
-    "C114 scales of blocks": "proof/test_quantised.py::test_an_fp8_engine_gets_weights_and_scales_or_nothing",
 }
 """Cases of engines, the wire and a version's life: the test that states each. C82's ceiling is replaced by what it stands for: ADR 0016."""
 

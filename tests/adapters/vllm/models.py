@@ -144,11 +144,13 @@ EXPERT_FAMILIES = tuple(family for family, facts in FAMILIES.items() if any("exp
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank of a tensor-parallel engine; `experts`: experts spread whole over the ranks instead of cut."""
+    """One rank of a tensor-parallel engine; `experts`: experts spread whole over the ranks instead of cut. `stage` of `stages`: of its pipeline."""
 
     rank: int
     size: int
     experts: bool = False
+    stage: int = 0
+    stages: int = 1
 
 
 def directory(tmp: Path, family: str) -> Path:
@@ -164,7 +166,7 @@ def engine_config(model: Path, rank: Rank, **arguments: Any) -> Any:
 
     args = EngineArgs(
         str(model), skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, max_model_len=64,
-        tensor_parallel_size=rank.size, enable_expert_parallel=rank.experts, distributed_executor_backend="mp",
+        tensor_parallel_size=rank.size, pipeline_parallel_size=rank.stages, enable_expert_parallel=rank.experts, distributed_executor_backend="mp",
         **arguments,
     )  # fmt: skip
     with mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()):  # a minute for each new family otherwise
@@ -182,11 +184,12 @@ def faked(rank: Rank) -> Iterator[None]:
             device_group=SimpleNamespace(size=lambda: size, rank=lambda: of), cpu_group=None, use_custom_op_call=False, device_communicator=None,
         )  # fmt: skip
 
-    many, one = group(rank.rank, rank.size), group(0, 1)
+    many, stages, one = group(rank.rank, rank.size), group(rank.stage, rank.stages), group(0, 1)
     with ExitStack() as stack:
         for name in ("_TP", "_EP", "_WORLD"):
             stack.enter_context(mock.patch.object(parallel_state, name, many))
-        for name in ("_PP", "_DP", "_DCP", "_PCP"):
+        stack.enter_context(mock.patch.object(parallel_state, "_PP", stages))
+        for name in ("_DP", "_DCP", "_PCP"):
             stack.enter_context(mock.patch.object(parallel_state, name, one))
         yield
 

@@ -18,6 +18,7 @@ TP = [Rank(0, 1), Rank(0, 2), Rank(3, 4)]
 ROWS = [(family, rank) for family in FAMILIES for rank in (TP[:2] if "block FP8" in family else TP)] + [
     (family, Rank(size - 1, size, experts=True)) for family in EXPERT_FAMILIES for size in (2, 4) if size == 2 or "block FP8" not in family
 ]
+ROWS += [(family, Rank(0, 1, stage=stage, stages=2)) for family in ("llama, tied", "deepseek v3 (mla, shared expert)") for stage in (0, 1)]
 
 
 def checkpoint(specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
@@ -39,7 +40,11 @@ def assemble(needs: tuple[Need, ...], tensors: dict[str, torch.Tensor], into: di
 
 
 @pytest.mark.parametrize(
-    ("family", "rank"), ROWS, ids=lambda value: value if isinstance(value, str) else f"{value.rank} of {value.size}{', experts' * value.experts}"
+    ("family", "rank"),
+    ROWS,
+    ids=lambda value: (
+        value if isinstance(value, str) else f"{value.rank} of {value.size}{', experts' * value.experts}{f', stage {value.stage}' * (value.stages > 1)}"
+    ),
 )
 def test_needs_equal_the_loader(family: str, rank: Rank, tmp_path: Path) -> None:
     """Every family and rank: each parameter, byte for byte; what stays unwritten is declared."""
