@@ -19,15 +19,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from refit_api import codec
 from refit_api.errors import EngineHung, MixedRanks, RefitError, StaleOrder, VersionRetired
-from refit_api.wire import GetVersion, GroupRef, RankReport, Timing, VersionPhase
+from refit_api.wire import GetVersion, GroupRef, RankReport, Timing, VersionFacts, VersionPhase
 
 from refit_runtime.fence import Fence
-from refit_runtime.ports import Catalog, Clock, CommitOrder, EngineDriver
+from refit_runtime.ports import Clock, CommitDriver, CommitOrder
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stopwatch import Stopwatch
 
@@ -35,10 +35,16 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-class Commit:
-    """Of one generator; one at a time. The engine's calls end, and raise errors of ours only: it is behind a `Door`."""
+class Record(Protocol):
+    """Whether the version is still Ready, and its root."""
 
-    def __init__(self, settings: RuntimeSettings, catalog: Catalog, engine: EngineDriver, fence: Fence, clock: Clock) -> None:
+    def get_version(self, request: GetVersion) -> VersionFacts: ...
+
+
+class Commit:
+    """Of one generator; one at a time. The engine's calls end, and raise errors of ours only: an agent's is behind a `Door`."""
+
+    def __init__(self, settings: RuntimeSettings, catalog: Record, engine: CommitDriver, fence: Fence, clock: Clock) -> None:
         self._settings, self._catalog, self._engine, self._fence, self._clock = settings, catalog, engine, fence, clock
         self._watch = Stopwatch(clock)
         self.timings: tuple[Timing, ...] = ()  # of the last commit, once it ended well, beside what ranks measured

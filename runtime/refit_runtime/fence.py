@@ -6,20 +6,26 @@ Fenced, or without an answer, for longer than progressDeadlineSeconds, the engin
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import structlog
 from refit_api.errors import RefitError
 
-from refit_runtime.door import Door
-from refit_runtime.ports import Clock
+from refit_runtime.ports import Clock, CommitDriver
 from refit_runtime.settings import RuntimeSettings
 
 log = structlog.get_logger(__name__)
 
 
+class Guarded(CommitDriver, Protocol):
+    @property
+    def silent_since(self) -> float | None: ...
+
+
 class Fence:
     """`reason`: why the engine refuses requests; empty: it does not."""
 
-    def __init__(self, settings: RuntimeSettings, engine: Door, clock: Clock) -> None:
+    def __init__(self, settings: RuntimeSettings, engine: Guarded, clock: Clock) -> None:
         self._rollout, self._engine, self._clock = settings.rollout, engine, clock
         self._since = 0.0
         self._patient_until = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from refit_api.tensors import CoordinateNeeds, RankShards
 from refit_api.wire import (
@@ -52,6 +52,8 @@ from refit_runtime.digest import Digests
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -254,14 +256,10 @@ class CommitOrder:
     deadline_seconds: float
 
 
-class EngineDriver(Protocol):
-    """All ranks of all engine cores of one generator, as its agent commands them. No call raises for a rank's failure: outcomes are in the reports.
-
-    What the engine itself raises may come through, and a call need not end: the agent has a deadline for each (`door`).
-    """
+class CommitDriver(Protocol):
+    """All ranks that commit together. No call raises for a rank's failure: outcomes are in the reports."""
 
     async def status(self) -> tuple[RankReport, ...]: ...
-    async def stage(self, order: StageOrder) -> None: ...
     async def prepare(self, order: CommitOrder) -> tuple[RankReport, ...]: ...
     async def pause(self, mode: str, clear_cache: bool, timeout: float) -> None:
         """Returns when the pipeline is empty and the device idle. Raises EngineBusy."""
@@ -273,17 +271,33 @@ class EngineDriver(Protocol):
         ...
 
     async def resume(self) -> None: ...
-    async def discard(self) -> None: ...
-    async def release(self, number: int) -> None:
-        """Closes and drains this generator's holdings of a version (before the arena is reused, and at preStop)."""
-        ...
-
     async def fence(self, reason: str) -> None:
         """Paused, and every inference request refused, until a full install succeeds."""
         ...
 
     async def end(self, reason: str) -> None:
         """Ends the engine process, with the reason where the kubelet looks: a rank hangs, or nothing else helped."""
+        ...
+
+
+class EngineDriver(CommitDriver, Protocol):
+    """All ranks of all engine cores of one generator, as its agent commands them.
+
+    What the engine itself raises may come through, and a call need not end: the agent has a deadline for each (`door`).
+    """
+
+    async def stage(self, order: StageOrder) -> None: ...
+    async def discard(self) -> None: ...
+    async def release(self, number: int) -> None:
+        """Closes and drains this generator's holdings of a version (before the arena is reused, and at preStop)."""
+        ...
+
+
+class Ballot(Protocol):
+    """The ranks of one engine that must act together, from one of them."""
+
+    def gather(self, mine: T) -> tuple[T, ...]:
+        """What each rank gave, by rank: the same on all of them. Raises EngineHung if one gave nothing in time, or is gone."""
         ...
 
 

@@ -274,8 +274,8 @@ class GeneratorRank:
         return tuple(sorted(holding.number for holding in self._stager.holdings.all() if holding.complete))
 
     def staged(self, number: int) -> Staged:
-        """Raises what the stage met."""
-        holding = self._stager.holdings.whole(number)
+        """Raises what the stage met. What is live already needs none."""
+        holding = self.live.served if self.live.serves(number) else self._stager.holdings.whole(number)
         if holding is None:
             raise self.failure()
         return Staged(number, holding.plan_key, holding.root)

@@ -1,6 +1,6 @@
-"""The data plane inside one process: a transport that copies bytes, manifests that are function calls, and faults on order.
+"""The data plane inside one process: a transport that copies bytes, manifests that are function calls, a ballot of threads, and faults on order.
 
-Twins of the NIXL transport and of the manifest server, kept to the same contract by `tests/seams`; docs and tests use them.
+Twins of the NIXL transport, of the manifest server and of an engine's process group, kept to the same contract by `tests/seams`; docs and tests use them.
 `FaultyTransport` wraps any transport: what goes wrong is decided per holder by the caller, never by chance.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
 import torch
-from refit_api.errors import Denied, PeerUnavailable, TransferError, WireMismatch
+from refit_api.errors import Denied, EngineHung, PeerUnavailable, TransferError, WireMismatch
 from refit_api.wire import Endpoint, GetManifest, Manifest, Source
 
-from refit_runtime.ports import Clock, ManifestAnswer, Peer, Read, Registration, Transfer, Transport
+from refit_runtime.ports import Ballot, Clock, ManifestAnswer, Peer, Read, Registration, T, Transfer, Transport
 
 
 @dataclass
@@ -255,3 +256,29 @@ class MemoryManifests:
     def close(self) -> None:
         with self._fabric.lock:
             self._fabric.manifests.pop(self._host, None)
+
+
+class MemoryBallot:
+    """One for all ranks of an engine, each in a thread of its own. A rank that is late breaks it for good, as a process group would."""
+
+    def __init__(self, ranks: int, seconds: float) -> None:
+        self._met = threading.Barrier(ranks, timeout=seconds)
+        self._given: list[Any] = [None] * ranks
+
+    def of(self, rank: int) -> Ballot:
+        return _Seat(self._met, self._given, rank)
+
+
+class _Seat:
+    def __init__(self, met: threading.Barrier, given: list[Any], rank: int) -> None:
+        self._met, self._given, self._rank = met, given, rank
+
+    def gather(self, mine: T) -> tuple[T, ...]:
+        self._given[self._rank] = mine
+        try:
+            self._met.wait()
+            outcomes = tuple(self._given)
+            self._met.wait()  # nobody gives the next one before all have these
+        except threading.BrokenBarrierError as error:
+            raise EngineHung("a rank of this engine was not heard in time: restart the engine") from error
+        return outcomes

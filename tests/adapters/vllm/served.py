@@ -81,7 +81,8 @@ def serving(model: Path, folder: Path, given: Mounted, uid: str, *more: str) -> 
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
     options = ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
-        environment = {**pods.environment(given, folder, uid), "TMPDIR": str(folder), "PYTHONPATH": _distribution(folder)}
+        paths = os.pathsep.join(filter(None, (_distribution(folder), os.environ.get("PYTHONPATH"))))
+        environment = {**pods.environment(given, folder, uid), "TMPDIR": str(folder), "PYTHONPATH": paths}
         process = subprocess.Popen([*command, *options, *more], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         yield Server(port, process, log)

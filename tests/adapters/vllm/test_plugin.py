@@ -9,15 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from refit_api.errors import EngineMismatch, SpecError
+from fastapi import FastAPI
+from refit_api.errors import EngineMismatch, EngineTooOld, ManagedByOperator, SpecError
 from refit_api.mounted import Engine, Group, Model, Mounted, Rollout
 from refit_runtime.adapters.vllm import plugin
+from refit_runtime.adapters.vllm.endpoint import RefitEndpoint
 from refit_runtime.adapters.vllm.settings import allow_plugin
 from refit_runtime.adapters.vllm.target import coordinate, place
 
 from tests.adapters.vllm.models import Rank, directory, engine_config
 
 MOUNTED = Mounted(group=Group(namespace="default", name="demo"), model=Model(name="m"), catalog="127.0.0.1:1", engine=Engine(kv="Keep"))
+MANUAL = MOUNTED.model_copy(update={"rollout": Rollout(policy="Manual")})
 
 
 @pytest.fixture
@@ -53,10 +56,54 @@ def test_settings_that_are_wrong_are_named(arguments: Any, group: Path) -> None:
         plugin.register()
 
 
-def test_engines_that_a_framework_would_drive_are_refused(arguments: Any, group: Path) -> None:
-    group.write_text(MOUNTED.model_copy(update={"rollout": Rollout(policy="Manual")}).model_dump_json(by_alias=True))
-    with pytest.raises(EngineMismatch, match="Manual"):
+def test_an_engine_that_a_framework_drives_gets_the_back_end_and_no_routes(
+    arguments: Any, group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
+
+    monkeypatch.setattr(Factory, "_registry", dict(Factory._registry))
+    group.write_text(MANUAL.model_dump_json(by_alias=True))
+    monkeypatch.delenv("VLLM_PLUGINS")
+    plugin.register()
+    plugin.register_transfer()
+    assert Factory._registry["refit"]().__name__ == "RefitTransferEngine"
+    assert "VLLM_PLUGINS" not in os.environ
+    config = engine_config(directory(tmp_path, "llama"), Rank(0, 1))
+    assert (config.parallel_config.worker_cls, config.weight_transfer_config.backend) == (plugin.DRIVEN_WORKER, "refit")
+    app = FastAPI()
+    routes = len(app.routes)
+    RefitEndpoint().attach_router(app)
+    assert (len(app.routes), app.user_middleware) == (routes, [])
+
+
+def test_a_vllm_without_the_calls_that_a_framework_makes_is_too_old(arguments: Any, group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.weight_transfer import WeightTransferEngine
+
+    group.write_text(MANUAL.model_dump_json(by_alias=True))
+    monkeypatch.delattr(WeightTransferEngine, "start_weight_update")
+    with pytest.raises(EngineTooOld, match=r"weight transfer of which the back-end starts and finishes each update: use 0\.32 or newer"):
         plugin.register()
+
+
+@pytest.mark.parametrize(
+    ("managed", "backend", "outcome"),
+    [
+        (True, None, None),
+        (True, "refit", ManagedByOperator),
+        (True, "nccl", ManagedByOperator),
+        (False, None, "refit"),
+        (False, "refit", "refit"),
+        (False, "nccl", EngineMismatch),
+    ],
+)
+def test_one_alone_brings_weights_into_an_engine(managed: bool, backend: str | None, outcome: Any) -> None:
+    theirs = SimpleNamespace(weight_transfer_config=SimpleNamespace(backend=backend) if backend else None)
+    if isinstance(outcome, type):
+        with pytest.raises(outcome, match=f"--weight-transfer-config {backend}"):
+            plugin.take_transfer(theirs, managed)
+        return
+    plugin.take_transfer(theirs, managed)
+    assert getattr(theirs.weight_transfer_config, "backend", None) == outcome
 
 
 @pytest.mark.parametrize(("theirs", "expected"), [(None, {"refit"}), ("mine,refit", {"mine", "refit"})], ids=["no list", "a list of their own"])

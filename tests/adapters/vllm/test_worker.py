@@ -16,7 +16,7 @@ def test_an_engine_that_does_not_load_dummy_weights_is_refused_with_what_to_use(
 
     worker: Any = object.__new__(RefitWorker)
     worker.model_config, worker.load_config = SimpleNamespace(model="example/m"), SimpleNamespace(load_format="tensorizer")
-    inner = RefitWorker.__mro__[1]
+    inner = RefitWorker.__mro__[2]  # vLLM's own
     with (
         mock.patch.object(inner, "load_model"),
         mock.patch.object(inner, "get_model", return_value=torch.nn.Linear(1, 1)),

@@ -1,7 +1,8 @@
 """`vllm.endpoint_plugins`: the pod agent inside vLLM's API server, its routes, and the gate in front of all others.
 
 One agent per generator: the API server that holds the pod's lock. It starts when the engine is up and is started again if it fails by a bug; the
-engine then serves on what it serves. Routes need no dev mode and change nothing but what the kubelet asks for at the end (preStop).
+engine then serves on what it serves. Routes need no dev mode and change nothing but what the kubelet asks for at the end (preStop). With policy Manual
+a framework does all this, and nothing is attached.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class RefitEndpoint:
         self._task: asyncio.Task[None] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
+        if not self._settings.rollout.managed:
+            return
         app.add_middleware(Gate, pod=self._pod)
         routes: dict[str, Callable[[], Awaitable[JSONResponse]]] = {
             names.VERSION_PATH: self.version,
@@ -59,7 +62,7 @@ class RefitEndpoint:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Without an engine (the render server) there is nothing to refit."""
-        if engine_client is None:
+        if engine_client is None or not self._settings.rollout.managed:
             return
         engine_client.generate = noting(engine_client.generate)
         if self._pod.lead():

@@ -1,7 +1,8 @@
 """`vllm.general_plugins`: what makes a stock vLLM a generator, without a change to the user's arguments.
 
 vLLM calls `register` in every process, more than once. Outside a group (no settings mounted) it does nothing. Inside, every engine configuration
-gets our worker class, and what cannot be refitted is refused before anything starts.
+gets our worker class, and what cannot be refitted is refused before anything starts. In a managed group the pod's agent drives the engine; with policy
+Manual a framework does, through vLLM's weight-transfer API, whose back-end is then `refit`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from refit_api.errors import EngineMismatch, EngineTooOld
+from refit_api.errors import EngineMismatch, EngineTooOld, ManagedByOperator
 
 from refit_runtime import last_words
 from refit_runtime.adapters.vllm.settings import allow_plugin
@@ -19,8 +20,9 @@ from refit_runtime.settings import RuntimeSettings
 
 NAME = "refit"
 WORKER = "refit_runtime.adapters.vllm.worker.RefitWorker"
-KNOWN_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker", WORKER)
-MANAGED_SINCE = "0.32"
+DRIVEN_WORKER = "refit_runtime.adapters.vllm.driven.DrivenWorker"
+KNOWN_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker", WORKER, DRIVEN_WORKER)
+SINCE = "0.32"
 _MARK = "__refit__"
 
 
@@ -34,28 +36,27 @@ def register() -> None:
 
     if hasattr(EngineArgs.create_engine_config, _MARK):
         return
-    if not settings.rollout.managed:
-        raise EngineMismatch(
-            "spec.rollout.policy: Manual is not carried out by this release; use Latest or Pinned",
-            seen=settings.rollout.policy,
-            expected="Latest, Pinned",
-        )
-    _require_managed()
-    allow_plugin(NAME)
+    if settings.rollout.managed:
+        _require({"weight version labels": _has_labels(), "endpoint plug-ins": _has_endpoints()})
+        allow_plugin(NAME)
+    else:
+        _require({"weight version labels": _has_labels(), "weight transfer of which the back-end starts and finishes each update": has_transfer()})
+        register_transfer()
     if settings.engine.kv == "Salt":
         from refit_runtime.adapters.vllm.salt import salt_requests
 
         salt_requests()
-    EngineArgs.create_engine_config = _refitted(EngineArgs.create_engine_config)
+    EngineArgs.create_engine_config = _refitted(EngineArgs.create_engine_config, settings.rollout.managed)
 
 
-def _refitted(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refitted(original: Callable[..., Any], managed: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     @last_words.fatal()
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(self, *args, **kwargs)
         refuse(config)
-        config.parallel_config.worker_cls = WORKER
+        take_transfer(config, managed)
+        config.parallel_config.worker_cls = WORKER if managed else DRIVEN_WORKER
         note_ranks(config)
         return config
 
@@ -83,23 +84,60 @@ def refuse(config: Any) -> None:
         )
 
 
-def _require_managed() -> None:
-    """Raises EngineTooOld: the operator's orders need endpoint plug-ins and labels."""
+def take_transfer(config: Any, managed: bool) -> None:
+    """Who brings weights into the engine. Raises ManagedByOperator, EngineMismatch."""
+    theirs = getattr(config, "weight_transfer_config", None)
+    if theirs is None and not managed:
+        from vllm.config import WeightTransferConfig
+
+        config.weight_transfer_config = WeightTransferConfig(backend=NAME)
+    elif theirs is not None and managed:
+        raise ManagedByOperator(
+            f"--weight-transfer-config {theirs.backend}: the operator drives the generators of this group; "
+            "remove the argument, or set spec.rollout.policy Manual",
+            seen=theirs.backend,
+        )
+    elif theirs is not None and theirs.backend != NAME:
+        raise EngineMismatch(
+            f"--weight-transfer-config {theirs.backend}: weights of this group come through the back-end {NAME}; name it, or leave the argument out",
+            seen=theirs.backend,
+            expected=NAME,
+        )
+
+
+def register_transfer() -> None:
+    """Idempotent; nothing is imported before an engine asks for it."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    if NAME not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(NAME, "refit_runtime.adapters.vllm.transfer", "RefitTransferEngine")
+
+
+def _require(features: dict[str, bool]) -> None:
+    """Raises EngineTooOld that lists what is not there."""
     import vllm
+
+    missing = [name for name, there in features.items() if not there]
+    if missing:
+        raise EngineTooOld(f"vLLM {vllm.__version__} has no {' and no '.join(missing)}: use {SINCE} or newer", seen=vllm.__version__, expected=SINCE)
+
+
+def _has_labels() -> bool:
     from vllm.v1.engine.core import EngineCore
 
-    missing = [
-        name for name, there in {"weight version labels": hasattr(EngineCore, "set_weight_version"), "endpoint plug-ins": _has_endpoints()}.items() if not there
-    ]
-    if missing:
-        raise EngineTooOld(
-            f"vLLM {vllm.__version__} has no {' and no '.join(missing)}: use {MANAGED_SINCE} or newer",
-            seen=vllm.__version__,
-            expected=MANAGED_SINCE,
-        )
+    return hasattr(EngineCore, "set_weight_version")
 
 
 def _has_endpoints() -> bool:
     from importlib.util import find_spec
 
     return find_spec("vllm.plugins.endpoint_plugins") is not None
+
+
+def has_transfer() -> bool:
+    """Older releases know weight transfer too, but load the weights between the back-end's calls themselves."""
+    try:
+        from vllm.distributed.weight_transfer import WeightTransferEngine
+    except ImportError:
+        return False
+    return hasattr(WeightTransferEngine, "start_weight_update")

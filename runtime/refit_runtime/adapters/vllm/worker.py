@@ -1,8 +1,8 @@
 """The engine's worker process as a generator rank: vLLM's own worker, with a rank of ours made before its process group and bound after its model.
 
 A subclass rather than a worker extension: an extension comes last in the method order, so it cannot be there first, and a framework may need its own.
-Methods named `refit_*` are called by the driver through `collective_rpc`. None raises for what an engine may meet, and none waits: an exception or a
-long call would hold up the engine core and the executor's other ranks.
+`RefitWorker` is the one of a managed group. Its methods named `refit_*` are called by the driver through `collective_rpc`. None raises for what an
+engine may meet, and none waits: an exception or a long call would hold up the engine core and the executor's other ranks.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ def _worker() -> Any:
 _Worker: Any = _worker()
 
 
-class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
+class BoundWorker(_Worker):  # type: ignore[misc]  # chosen at run time
     """`refit` is there from `init_device` on."""
 
-    refit: GeneratorRank
+    refit: Any
+
+    def refit_made(self, settings: RuntimeSettings, rank: int, world: int) -> Any:
+        """What is bound to the model and closed at the end."""
+        raise NotImplementedError
 
     @last_words.fatal()
     def init_device(self) -> None:
         settings = RuntimeSettings.load()
-        rank, world = place(self.vllm_config, self.rank)
         self.refit_coordinate = coordinate(self.vllm_config, self.rank)
-        news = threading.Event()
-        self.refit = GeneratorRank(settings, seams_of(settings, rank), self.refit_coordinate, rank, world, changed=news.set)
-        self.refit_reporter = Reporter(self.refit, rank, Pod(settings.pod.uid), news)
+        self.refit = self.refit_made(settings, *place(self.vllm_config, self.rank))
         super().init_device()
 
     @last_words.fatal()
@@ -74,6 +75,26 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
             )
         loaded.require()
         self.refit.bind(VllmTarget(self.refit_coordinate, loaded))
+
+    def shutdown(self) -> None:
+        if hasattr(self, "refit"):  # not if the device could not be initialised
+            self.refit.close()
+        super().shutdown()
+
+
+class RefitWorker(BoundWorker):
+    """The pod's agent commands it."""
+
+    refit: GeneratorRank
+
+    def refit_made(self, settings: RuntimeSettings, rank: int, world: int) -> GeneratorRank:
+        news = threading.Event()
+        made = GeneratorRank(settings, seams_of(settings, rank), self.refit_coordinate, rank, world, changed=news.set)
+        self.refit_reporter = Reporter(made, rank, Pod(settings.pod.uid), news)
+        return made
+
+    def load_model(self, **kwargs: Any) -> None:
+        super().load_model(**kwargs)
         self.refit_reporter.start()
 
     def refit_report(self) -> bytes:
@@ -115,8 +136,6 @@ class RefitWorker(_Worker):  # type: ignore[misc]  # chosen at run time
         return self.refit_report()
 
     def shutdown(self) -> None:
-        rank = getattr(self, "refit", None)  # not there if the device could not be initialised
-        if rank is not None:
+        if hasattr(self, "refit_reporter"):
             self.refit_reporter.close()
-            rank.close()
         super().shutdown()
