@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 
 PLAN_TRIES = 4  # the class set may change while we plan
 CALL_MARGIN = 5.0
+UNREAD_SHOWN = 8
 SEAL_SECONDS = 30.0  # that a publish waits for the seal of the one before
 
 
@@ -152,6 +153,8 @@ class TrainerClient:
                 return created.version
             with last_words.fatal(PlanError):
                 self._planned = self.planner.planned(created.plan_key)
+            if self._rank == 0 and (idle := self._planned.plan.unread):
+                log.info("tensors that no engine reads are not moved", tensors=idle[:UNREAD_SHOWN], more=max(0, len(idle) - UNREAD_SHOWN))
         raise PeerUnavailable(f"step {step}: the layouts of the group changed {PLAN_TRIES} times while this rank planned", retry_after=5.0)
 
     def _snapshot(self, version: Version, base: Holding | None) -> tuple[Taken, Holding]:

@@ -13,6 +13,22 @@ from typer.testing import CliRunner
 HERE = Path(__file__).parent
 RUNNER = CliRunner()
 
+UNREAD = """
+kind: RefitCase
+name: unread
+trainer:
+  ranks:
+    - rank: 0
+      shards:
+        - {tensor: x.weight, dtype: bfloat16, shape: [8, 4], box: [[0, 8], [0, 4]]}
+        - {tensor: "\\x1b[31mred", dtype: bfloat16, shape: [4], box: [[0, 4]]}
+generator:
+  coordinates:
+    - id: "tp0\\x1b[0m"
+      needs:
+        - {tensor: x.weight, box: [[0, 8], [0, 4]], param: x.weight, paramShape: [8, 4], dtype: bfloat16, at: [[0, 8], [0, 4]]}
+"""
+
 EXITS = {
     "m01-llama-gqa-tp2-to-tp1": (0, "ok"),
     "c30e-rank-is-a-fraction": (2, "invalid"),
@@ -49,6 +65,15 @@ def test_printed_plan(case: str) -> None:
     if os.environ.get("REFIT_GOLDEN") == "write":
         golden.write_text(printed, encoding="utf-8")
     assert printed == golden.read_text(encoding="utf-8")
+
+
+def test_a_tensor_that_nobody_reads_is_named_and_no_name_steers_the_terminal(tmp_path: Path) -> None:
+    case = tmp_path / "case.yaml"
+    case.write_text(UNREAD)
+    result = RUNNER.invoke(command, [str(case)])
+    assert result.exit_code == 0, result.output
+    assert "not read by any coordinate: \\x1b[31mred" in result.stdout
+    assert "\x1b" not in result.output
 
 
 def test_a_refusal_says_what_is_missing() -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from refit_runtime.plan.cases.answer import INVALID, Planned, as_json, descriptors, plan_case, run_case
 from refit_runtime.plan.cases.move import Moved
 from refit_runtime.plan.picture import png
-from refit_runtime.plan.render import size, tables
+from refit_runtime.plan.render import printable, size, tables, unread
 
 command = typer.Typer(add_completion=False)
 
@@ -72,12 +72,15 @@ def _title(planned: Planned, path: Path) -> str:
 
 def _print(planned: Planned, moved: Moved | None, verdict: str) -> None:
     if planned.error is not None:
-        Console(stderr=True, soft_wrap=True).print(f"{verdict}: {type(planned.error).__name__}: {planned.error.message}", markup=False, highlight=False)
+        said = printable(f"{verdict}: {type(planned.error).__name__}: {planned.error.message}")
+        Console(stderr=True, soft_wrap=True).print(said, markup=False, highlight=False)
         return
     assert planned.plan is not None
     assert planned.case is not None
     console = Console()
     console.print(tables(planned.plan))
+    if left := unread(planned.plan):
+        console.print(printable(left), markup=False, highlight=False)
     reads = f"{descriptors(planned.case, planned.plan)} reads of at most {size(planned.case.chunk_bytes)}"
     console.print(f"{verdict}: {len(planned.plan.runs)} runs, {reads}, plan key {planned.key[:12]}", markup=False, highlight=False)
     if moved is not None:

@@ -167,6 +167,12 @@ class Plan:
         """Those that move."""
         return tuple(self._facts.names[tensor] for tensor in np.unique(self._layout.tensor).tolist())
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Those that are held and that no coordinate needs: they stay where they are."""
+        unread = [group.tensors for group in self._facts.groups if group.holders and not group.needers]
+        return tuple(self._facts.names[tensor] for tensor in np.unique(np.concatenate(unread)).tolist()) if unread else ()
+
     def selected(self, subset: Subset, runs: Iterable[int]) -> dict[int, Ranges]:
         """What of each run belongs to tensors of the subset."""
         layout = self._layout

@@ -11,6 +11,7 @@ from rich.table import Table
 from refit_runtime.plan.coverage import label
 from refit_runtime.plan.plan import Plan
 
+SHOWN = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -25,6 +26,18 @@ def tables(plan: Plan) -> Group:
     return Group(_links(plan), _sources(plan), _coordinates(plan))
 
 
+def unread(plan: Plan) -> str:
+    """Tensors that move nowhere, in a line; empty: there are none. A name that engines spell otherwise would be among them."""
+    names = plan.unread
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"not read by any coordinate: {', '.join(names[:SHOWN])}{more}" if names else ""
+
+
+def printable(text: str) -> str:
+    """Names come from files: none of them steers a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
+
+
 def _links(plan: Plan) -> Table:
     """Bytes per link, as long as every first owner lives."""
     table = _table("Links", ["source", "coordinate"], ["runs", "atoms", "bytes"])
@@ -35,7 +48,7 @@ def _links(plan: Plan) -> Table:
             for i, value in enumerate((1, run.atoms, run.bytes)):
                 found[i] += value
     for (rank, place), (runs, atoms, nbytes) in sorted(links.items()):
-        table.add_row(f"rank {rank}", place, str(runs), str(atoms), size(nbytes))
+        table.add_row(f"rank {rank}", printable(place), str(runs), str(atoms), size(nbytes))
     return table
 
 
@@ -57,7 +70,7 @@ def _coordinates(plan: Plan) -> Table:
     for class_, id_ in plan.coordinates:
         runs = [plan.runs[run] for run in plan.coordinate_runs(class_, id_)]
         nbytes, arena = sum(run.bytes for run in runs), plan.coordinate_bytes(class_, id_)
-        table.add_row(label(class_, id_), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), size(arena))
+        table.add_row(printable(label(class_, id_)), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), size(arena))
     return table
 
 
