@@ -426,7 +426,10 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All ranks of one generator, by its agent. Replaces the report before; an older `(catalog_epoch, seq)` is what the ranks follow."""
+    """All ranks of one generator, by its agent. Replaces the report before; an older `(catalog_epoch, seq)` is what the ranks follow.
+
+    `leaving`: it was told that its pod ends (preStop). Denied unless the API server says so.
+    """
 
     group: GroupRef
     worker: WorkerRef
@@ -435,6 +438,7 @@ class Report:
     ranks: tuple[RankReport, ...]
     fenced: bool = False
     error: ErrorDetail | None = None
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ class Watch:
     def group(self, namespace: str, pod_name: str, pod_uid: str) -> GroupRef | None:
         return next(iter(self._uids.get((namespace, pod_name, pod_uid), ())), None)
 
+    def leaving(self, key: GroupRef, pod_uid: str) -> bool:
+        return any(pod.leaving for pod in self._pods.get(key, ()) if pod.uid == pod_uid)
+
 
 @dataclass(slots=True)
 class Wiring:

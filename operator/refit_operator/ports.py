@@ -50,6 +50,9 @@ class PodIndex(Protocol):
         ...
 
     def group(self, namespace: str, pod_name: str, pod_uid: str) -> GroupRef | None: ...
+    def leaving(self, key: GroupRef, pod_uid: str) -> bool:
+        """Whether the pod is being deleted, as far as was seen."""
+        ...
 
 
 class TokenAuthority(Protocol):

@@ -16,7 +16,7 @@ from random import Random
 
 import structlog
 from refit_api import codec
-from refit_api.errors import CatalogUnavailable, RefitError, StaleOrder, TransferTimeout
+from refit_api.errors import CatalogUnavailable, Denied, PeerUnavailable, RefitError, StaleOrder, TransferTimeout
 from refit_api.wire import Assignment, GroupRef, Order, RankPhase, RankReport, Report, WatchAssignment, WorkerRef
 
 from refit_runtime.commit import Commit, served
@@ -222,9 +222,9 @@ class Agent:
         """Ranks that serve know their own part of the commit; the agent's parts hold for all of them."""
         return tuple(replace(rank, timings=rank.timings + self._commit.timings) if rank.phase is RankPhase.SERVING else rank for rank in self._ranks)
 
-    async def _report(self, worker: WorkerRef) -> bool:
+    def _said(self, worker: WorkerRef, leaving: bool) -> Report:
         followed, error = self._assignment, self._error if self._error is not None else self._silence
-        report = Report(
+        return Report(
             group=self._group,
             worker=worker,
             catalog_epoch=followed.catalog_epoch if followed is not None else 0,
@@ -232,9 +232,12 @@ class Agent:
             ranks=self._reported(),
             fenced=bool(self._fence.reason),
             error=codec.detail_of(error) if error is not None else None,
+            leaving=leaving,
         )
+
+    async def _report(self, worker: WorkerRef) -> bool:
         try:
-            await asyncio.to_thread(self._catalog.report, report)
+            await asyncio.to_thread(self._catalog.report, self._said(worker, self._leaving))
         except CatalogUnavailable:
             await asyncio.sleep(self._random.uniform(*RETRY_SECONDS))
             return False
@@ -243,12 +246,29 @@ class Agent:
         return True
 
     async def leave(self) -> None:
-        """Before the pod stops: no new orders, no new readers; returns when the present readers are done. Raises PeerUnavailable."""
+        """Before the pod stops: no new orders, no new readers; returns when the present readers are done.
+
+        Only if the pod is being deleted, by the catalog's word: whoever reaches the engine's port can ask. Raises Denied, CatalogUnavailable, PeerUnavailable.
+        """
+        await self._confirm_leaving()
         self._leaving = True
         await self._engine.discard()
         for number in sorted({rank.arena for rank in await self._engine.status()} - {0}):
             await self._engine.release(number)
         self._moved.set()
+
+    async def _confirm_leaving(self) -> None:
+        """The catalog may see the deletion a little later than the kubelet."""
+        if self._worker is None:
+            raise PeerUnavailable("the ranks of this generator are not known yet: there is nothing to leave")
+        for attempt in range(RETRIES):
+            try:
+                await asyncio.to_thread(self._catalog.report, self._said(self._worker, leaving=True))
+                return
+            except Denied:  # noqa: PERF203  a wait, not a loop over data
+                if attempt == RETRIES - 1:
+                    raise
+                await asyncio.sleep(self._random.uniform(*RETRY_SECONDS))
 
 
 def _has(rank: RankReport, number: int) -> bool:

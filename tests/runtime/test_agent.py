@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from refit_api.errors import CatalogUnavailable, EngineBusy, MixedRanks
+from refit_api.errors import CatalogUnavailable, Denied, EngineBusy, MixedRanks
 from refit_api.mounted import Engine
 from refit_api.wire import GetVersion, Order, RankPhase, RankReport
 from refit_runtime.adapters.clock import SystemClock
@@ -220,8 +220,13 @@ async def test_leaving_closes_what_is_offered(world: Any, net: Any) -> None:
         number = (await asyncio.to_thread(trainer.publish, 0)).number
         await fleet.order(number, Order.COMMIT)
         await fleet.until(serving(number))
+        with pytest.raises(Denied, match="not being deleted"):
+            await fleet.agent.leave()
+        assert (await asyncio.to_thread(fleet.reported)).ranks[0].arena == number, "anybody may ask: it is the API server's word that counts"
+        world.catalog.pods.deleted.add(rank.worker.ref.pod_uid)
         await fleet.agent.leave()
         said = await fleet.until(lambda report: report is not None and report.ranks[0].arena == 0)
+        assert said.leaving
         assert said.ranks[0].serving == number, "it serves until the pod stops"
         with fleet.gate.request(1) as version:
             assert version == number

@@ -130,6 +130,8 @@ def test_a_trainer_two_generators_and_a_relay_over_nixl(pods: Pods) -> None:
     pods.order("g-1", int(number), (relay,))
     until("g-1 serves the next, from the trainer", lambda: ask(port, names.VERSION_PATH)["version"] == int(number))
     assert ask(port, "/checksum")["sha256"] == sha
+    assert ask(port, names.PRESTOP_PATH)["left"] is False, "its pod stays"
+    pods.catalog.pods.deleted.add("g-1")
     assert ask(port, names.PRESTOP_PATH) == {"left": True, "reason": ""}
     first.send_signal(signal.SIGTERM)
     assert first.wait(20) == 0

@@ -536,7 +536,7 @@ class RankReport(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[ReadFrom, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., arena_root: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("group", "worker", "catalog_epoch", "seq", "ranks", "fenced", "error")
+    __slots__ = ("group", "worker", "catalog_epoch", "seq", "ranks", "fenced", "error", "leaving")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CATALOG_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +544,7 @@ class Report(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     group: GroupRef
     worker: WorkerRef
     catalog_epoch: int
@@ -551,7 +552,8 @@ class Report(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
     fenced: bool
     error: ErrorDetail
-    def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., catalog_epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., fenced: bool = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, group: _Optional[_Union[GroupRef, _Mapping]] = ..., worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., catalog_epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., fenced: bool = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., leaving: bool = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()

@@ -166,6 +166,11 @@ class Gate:
                 expected=f"{role.value} of pod {caller.uid}",
             )
 
+    def confirm_leaving(self, caller: PodCaller | Person, group: wire.GroupRef) -> None:
+        """That a pod's own end is near: whoever reaches its port can tell it so. Raises Denied."""
+        if not isinstance(caller, PodCaller) or not self._pods.leaving(group, caller.uid):
+            raise Denied("the pod is not being deleted: it stays", retry_after=1.0)  # the watch may not have shown it yet
+
     def _pace(self, caller: PodCaller) -> None:
         now = self._clock.monotonic()
         bucket = self._buckets.setdefault(caller, _Bucket(BURST, now))

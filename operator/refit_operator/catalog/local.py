@@ -92,6 +92,7 @@ class LocalPods:
     """Twin of `ports.PodIndex`: pods by UID."""
 
     pods: dict[str, tuple[GroupRef, str, Role]] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
 
     def role(self, key: GroupRef, pod_name: str, pod_uid: str) -> Role | None:
         group, name, role = self.pods.get(pod_uid, (None, "", None))
@@ -100,6 +101,9 @@ class LocalPods:
     def group(self, namespace: str, pod_name: str, pod_uid: str) -> GroupRef | None:
         group, name, _ = self.pods.get(pod_uid, (None, "", None))
         return group if group is not None and (group.namespace, name) == (namespace, pod_name) else None
+
+    def leaving(self, key: GroupRef, pod_uid: str) -> bool:
+        return pod_uid in self.deleted
 
 
 class LocalCatalog:

@@ -71,6 +71,8 @@ class CatalogService:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         caller = await self._gate.identify(metadata.get("authorization", ""))
         await self._gate.admit(caller, name, request.group, getattr(request, "worker", None))
+        if getattr(request, "leaving", False):
+            self._gate.confirm_leaving(caller, request.group)
 
     def _unary(self, name: str, method: codec.Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answer(data: bytes, context: Context) -> bytes:

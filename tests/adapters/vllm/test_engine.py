@@ -69,6 +69,8 @@ def test_a_served_model_follows_the_trainer(catalog_server: LocalCatalog, tmp_pa
         rank = server.ask("/refit/status")[1]["ranks"][0]
         assert (rank["phase"], rank["serving"], rank["coordinate"]) == ("Serving", 2, "tp0")
         assert sum(read["bytes"] for read in rank["reads"]) == rank["bytes"] > 0
+        assert server.ask("/refit/prestop")[1]["left"] is False, "its pod stays"
+        catalog_server.pods.deleted.add("generator-0")
         assert server.ask("/refit/prestop")[1] == {"left": True, "reason": ""}
 
 

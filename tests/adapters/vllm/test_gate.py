@@ -96,6 +96,10 @@ def test_one_server_of_a_pod_leads_and_starts_closed(tmp_path: Path) -> None:
     assert (second.read(), second.asked_to_leave) == (State(), False), "what was left behind is void"
     second.ask_to_leave()
     assert first.asked_to_leave
+    first.say_left("the pod stays")
+    assert (second.left(), first.asked_to_leave) == ("the pod stays", False)
+    second.ask_to_leave()
+    assert (second.left(), first.asked_to_leave) == (None, True), "the next one gets an answer of its own"
     first.say_left("")
     assert second.left() == ""
 

@@ -85,14 +85,18 @@ class RefitEndpoint:
             wait = min(2 * wait, RESTART_SECONDS[1])
 
     async def _leave_when_asked(self, agent: Agent) -> None:
-        while not self._pod.asked_to_leave:  # noqa: ASYNC110  a file: another process may ask
-            await asyncio.sleep(LOOK_SECONDS)
-        try:
-            await agent.leave()
-            self._pod.say_left("")
-        except RefitError as error:
-            log.warning("left while others still read", error=error.message, facts=error.facts)
-            self._pod.say_left(error.message)
+        """Until it has left: who asks without a right to is refused, and it listens on."""
+        why_not: str | None = None
+        while why_not != "":
+            while not self._pod.asked_to_leave:  # noqa: ASYNC110  a file: another process may ask
+                await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await agent.leave()
+                why_not = ""
+            except RefitError as error:
+                log.warning("not left in order", error=error.message, facts=error.facts)
+                why_not = error.message
+            self._pod.say_left(why_not)
 
     async def version(self) -> JSONResponse:
         state = self._pod.read()

@@ -70,6 +70,7 @@ class Pod:
         return self._seen[1]
 
     def ask_to_leave(self) -> None:
+        self._left.unlink(missing_ok=True)
         self._leave.touch()
 
     @property
@@ -77,6 +78,8 @@ class Pod:
         return self._leave.exists()
 
     def say_left(self, why_not: str) -> None:
+        """Answers whoever asked; the next one asks again."""
+        self._leave.unlink(missing_ok=True)
         self._left.write_text(why_not)
 
     def left(self) -> str | None:
