@@ -1,7 +1,7 @@
 """Benches: each prints a table and writes `bench/results/NAME.json`.
 
 python -m bench              # all that this machine can run, but soak, which takes half an hour
-python -m bench NAME...      # plan, needs, refit, device, soak; docs/performance.md says what each needs
+python -m bench NAME...      # plan, needs, engine, refit, device, soak; docs/performance.md says what each needs
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("plan", "needs", "refit", "device", "soak")
-UNASKED = ("plan", "needs", "refit", "device")
+BENCHES = ("plan", "needs", "engine", "refit", "device", "soak")
+UNASKED = ("plan", "needs", "engine", "refit", "device")
 
 
 def runnable() -> tuple[str, ...]:

