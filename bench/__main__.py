@@ -1,7 +1,7 @@
 """Benches: each prints a table and writes `bench/results/NAME.json`.
 
 python -m bench              # all that this machine can run, but soak, which takes half an hour
-python -m bench NAME...      # plan, needs, engine, refit, device, soak; docs/performance.md says what each needs
+python -m bench NAME...      # plan, needs, engine, refit, device, engine_gpu, soak; docs/performance.md says what each needs
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("plan", "needs", "engine", "refit", "device", "soak")
-UNASKED = ("plan", "needs", "engine", "refit", "device")
+ON_CUDA = ("device", "engine_gpu")
+UNASKED = ("plan", "needs", "engine", "refit", *ON_CUDA)
+BENCHES = (*UNASKED, "soak")
 
 
 def runnable() -> tuple[str, ...]:
@@ -18,8 +19,8 @@ def runnable() -> tuple[str, ...]:
 
     if torch.cuda.is_available():
         return UNASKED
-    print("device: left out, there is no CUDA here")
-    return tuple(name for name in UNASKED if name != "device")
+    print(f"{', '.join(ON_CUDA)}: left out, there is no CUDA here")
+    return tuple(name for name in UNASKED if name not in ON_CUDA)
 
 
 def main() -> None:

@@ -14,14 +14,14 @@ from typing import TypeVar
 import structlog
 from refit_api.codec import detail_of, error_of
 from refit_api.errors import EngineHung, MixedRanks, PeerUnavailable, RefitError, SpecError
-from refit_api.wire import ErrorDetail, GetVersion, GroupRef, ListVersions, Order, RankReport, VersionFacts, VersionPhase
+from refit_api.wire import ErrorDetail, GetVersion, GroupRef, ListVersions, Order, RankPhase, RankReport, VersionFacts, VersionPhase
 
 from refit_runtime.commit import Commit
 from refit_runtime.fence import Fence
 from refit_runtime.foreign import named
 from refit_runtime.generator import GeneratorClient
 from refit_runtime.ports import Ballot, Catalog, CommitOrder, Seams
-from refit_runtime.rank import GeneratorRank
+from refit_runtime.rank import GeneratorRank, Staged
 from refit_runtime.settings import RuntimeSettings
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ class DrivenClient(GeneratorClient):
                     "update_info.version: name it; this engine's cores act alone, and each would take its own newest", seen=len(numbers), expected=self._world
                 )
             number = min(numbers)
-            staged = _all(self._ballot, lambda: self.stage(number))
+            staged = _all(self._ballot, lambda: self._verified(number))
             if len(set(staged)) > 1:
                 raise MixedRanks(f"the ranks do not hold version {number} alike: nothing is installed", seen=len(set(staged)), expected=1)
             order = CommitOrder(0, self._seq, number, Order.COMMIT, self._settings.engine.pause_timeout_seconds)
@@ -60,6 +60,12 @@ class DrivenClient(GeneratorClient):
             self._rank.fence(error.message)
             raise
         return number
+
+    def _verified(self, number: int) -> Staged:
+        """What was staged before the pause is not asked for again."""
+        report = self._rank.report()
+        ahead = report.phase is RankPhase.STAGED and report.arena == number
+        return self._rank.staged(number) if ahead else self.stage(number)
 
     def require(self) -> None:
         """Raises MixedRanks while the live parameters must not be used."""

@@ -37,12 +37,16 @@ class GeneratorClient:
 
     def stage(self, version: int, timeout: float | None = None) -> Staged:
         """Returns when all of it is verified in spare memory; live parameters are untouched. Raises PeerError, TransferError, PlanError."""
+        self.begin(version, timeout)
+        self._rank.wait()
+        return self._rank.staged(version)
+
+    def begin(self, version: int, timeout: float | None = None) -> None:
+        """A stage that goes on by itself; `stage` of the same version takes it up."""
         self._refuse_if_managed("stage")
         self._seq += 1
         seconds = timeout if timeout is not None else self._settings.rollout.progress_deadline_seconds
         self._rank.start(StageOrder(0, self._seq, version, {}, seconds))
-        self._rank.wait()
-        return self._rank.staged(version)
 
     def install(self, staged: Staged) -> None:
         """The engine must be idle. Raises InstallError: then what is live is a mix, and must not serve before an install succeeds."""

@@ -79,6 +79,24 @@ def test_all_ranks_take_the_version_that_is_named_or_the_newest(world: Any, net:
     engine.run()
 
 
+def test_what_was_staged_beside_the_requests_is_not_staged_in_the_pause(world: Any, net: Any) -> None:
+    source = net(1)
+    engine = Driven(world, [net(2), net(3)])
+    trainer = world.trainer(source)
+    first = trainer.publish(0).number
+    for rank in engine.ranks:
+        rank.begin(first)
+        rank._rank.wait()
+    staged = [rank._rank._stager.progress for rank in engine.ranks]
+    assert engine.update(first) == [first, first]
+    assert [rank._rank._stager.progress for rank in engine.ranks] == staged
+    assert all(same(source, target) for target in engine.targets)
+    second = trainer.publish(1).number
+    engine.ranks[0].begin(second)  # the other one has not begun, this one has not ended
+    assert engine.update(second) == [second, second]
+    assert all(same(source, target) for target in engine.targets)
+
+
 @pytest.mark.parametrize(("asked", "kind"), [(7, VersionRetired), (0, PeerUnavailable)], ids=["a version that is not there", "nothing is Ready"])
 def test_all_ranks_say_alike_what_kept_any_from_it(world: Any, net: Any, asked: int, kind: type[RefitError]) -> None:
     engine = Driven(world, [net(2), net(3)])

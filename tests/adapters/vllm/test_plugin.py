@@ -76,12 +76,44 @@ def test_an_engine_that_a_framework_drives_gets_the_back_end_and_no_routes(
     assert (len(app.routes), app.user_middleware) == (routes, [])
 
 
+@pytest.fixture
+def no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before 0.32: outputs do not carry a version."""
+    from vllm.v1.engine.core import EngineCore
+
+    monkeypatch.delattr(EngineCore, "set_weight_version")
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (MOUNTED, r"no weight version labels: use 0\.32 or newer"),
+        (MANUAL.model_copy(update={"engine": Engine(kv="Salt")}), r"the salt of engine\.kv Salt \(Reset and Keep need none\): use 0\.32 or newer"),
+    ],
+    ids=["managed", "driven, with the version as salt"],
+)
+def test_without_labels_what_needs_them_is_refused(arguments: Any, group: Path, no_labels: None, given: Mounted, missing: str) -> None:
+    group.write_text(given.model_dump_json(by_alias=True))
+    with pytest.raises(EngineTooOld, match=missing):
+        plugin.register()
+
+
+def test_a_framework_can_drive_an_engine_without_labels(arguments: Any, group: Path, no_labels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
+
+    monkeypatch.setattr(Factory, "_registry", dict(Factory._registry))
+    group.write_text(MANUAL.model_dump_json(by_alias=True))
+    before = arguments.create_engine_config
+    plugin.register()
+    assert arguments.create_engine_config is not before
+
+
 def test_a_vllm_without_the_calls_that_a_framework_makes_is_too_old(arguments: Any, group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.distributed.weight_transfer import WeightTransferEngine
+    from vllm.engine.protocol import EngineClient
 
     group.write_text(MANUAL.model_dump_json(by_alias=True))
-    monkeypatch.delattr(WeightTransferEngine, "start_weight_update")
-    with pytest.raises(EngineTooOld, match=r"weight transfer of which the back-end starts and finishes each update: use 0\.32 or newer"):
+    monkeypatch.delattr(EngineClient, "start_weight_update")
+    with pytest.raises(EngineTooOld, match=r"weight transfer in updates that are started and finished: use 0\.23 or newer"):
         plugin.register()
 
 

@@ -30,6 +30,34 @@ def test_an_update_names_a_version(given: dict[str, Any], version: int) -> None:
     assert asked == [version]
 
 
+def test_workers_of_before_0_32_find_what_they_ask_for() -> None:
+    """They read the kind of an update, hand over a function that loads weights, and need a trainer's half to make the back-end at all."""
+    asked: list[int] = []
+    one = engine()
+    one.client = SimpleNamespace(update=asked.append)
+    update = one.parse_update_info({"version": 7})
+    assert update.update_kind == "dense"
+    one.receive_weights(update, load_weights=lambda weights: pytest.fail("nothing is loaded"))
+    assert asked == [7]
+    with pytest.raises(SpecError, match=r"TrainerClient\.publish"):
+        one.trainer_send_weights(iter([]), {})
+
+
+@pytest.mark.parametrize("asked", [{}, {"is_checkpoint_format": True}, {"is_checkpoint_format": False}], ids=str)
+def test_no_worker_lays_its_model_aside(asked: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 0.32 the worker does so unless it is told that weights come in its own layout, whatever the framework said."""
+    from refit_runtime.adapters.vllm import driven
+
+    seen: list[dict[str, bool]] = []
+    monkeypatch.setattr(driven.DrivenWorker.__mro__[2], "start_weight_update", lambda worker, **given: seen.append(given))
+    worker: Any = object.__new__(driven.DrivenWorker)
+    worker.vllm_config = SimpleNamespace(parallel_config=None)
+    for older in (False, True):
+        monkeypatch.setattr(driven, "LAYS_ASIDE", older)
+        worker.start_weight_update(**asked)
+    assert seen == [{}, {"is_checkpoint_format": False}]
+
+
 @pytest.mark.parametrize("given", [{"version": "7"}, {"version": -1}, {"version": True}, {"version": None}], ids=str)
 def test_what_is_no_version_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=r"update_info\.version"):

@@ -15,7 +15,7 @@ import structlog
 from refit_api.errors import EngineHung, SpecError
 from torch import distributed
 
-from refit_runtime.adapters.vllm.transfer import rank_of
+from refit_runtime.adapters.vllm.transfer import LAYS_ASIDE, rank_of
 from refit_runtime.adapters.vllm.worker import BoundWorker
 from refit_runtime.driven import DrivenClient
 from refit_runtime.settings import RuntimeSettings
@@ -47,7 +47,7 @@ class GlooBallot:
 
 
 class DrivenWorker(BoundWorker):
-    """The calls are those of vLLM's own worker."""
+    """The calls are those of vLLM's own worker, and one that it does not have: `refit_stage`, through `collective_rpc`."""
 
     refit: DrivenClient
 
@@ -67,11 +67,16 @@ class DrivenWorker(BoundWorker):
         self.refit.require()
         return super().execute_model(*args, **kwargs)
 
+    def refit_stage(self, version: int) -> None:
+        """Begins beside the requests and returns; an `update_weights` that follows goes on from what is verified by then."""
+        self.refit.begin(version)
+
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._said_once(partial(super().init_weight_transfer_engine, init_info))
 
-    def start_weight_update(self) -> None:
-        self._said_once(super().start_weight_update)
+    def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
+        """Older callers say how weights will come; ours are installed where they are."""
+        self._said_once(partial(super().start_weight_update, **({"is_checkpoint_format": False} if LAYS_ASIDE else {})))
 
     def start_draft_weight_update(self) -> None:
         self._said_once(super().start_draft_weight_update)

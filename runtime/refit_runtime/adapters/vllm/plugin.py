@@ -22,7 +22,7 @@ NAME = "refit"
 WORKER = "refit_runtime.adapters.vllm.worker.RefitWorker"
 DRIVEN_WORKER = "refit_runtime.adapters.vllm.driven.DrivenWorker"
 KNOWN_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker", WORKER, DRIVEN_WORKER)
-SINCE = "0.32"
+MANAGED_SINCE, DRIVEN_SINCE = "0.32", "0.23"
 _MARK = "__refit__"
 
 
@@ -37,12 +37,13 @@ def register() -> None:
     if hasattr(EngineArgs.create_engine_config, _MARK):
         return
     if settings.rollout.managed:
-        _require({"weight version labels": _has_labels(), "endpoint plug-ins": _has_endpoints()})
+        _require(MANAGED_SINCE, {"weight version labels": _has_labels(), "endpoint plug-ins": _has_endpoints()})
         allow_plugin(NAME)
     else:
-        _require({"weight version labels": _has_labels(), "weight transfer of which the back-end starts and finishes each update": has_transfer()})
+        _require(DRIVEN_SINCE, {"weight transfer in updates that are started and finished": has_transfer()})
         register_transfer()
     if settings.engine.kv == "Salt":
+        _require(MANAGED_SINCE, {"weight version labels, which are the salt of engine.kv Salt (Reset and Keep need none)": _has_labels()})
         from refit_runtime.adapters.vllm.salt import salt_requests
 
         salt_requests()
@@ -113,13 +114,13 @@ def register_transfer() -> None:
         WeightTransferEngineFactory.register_engine(NAME, "refit_runtime.adapters.vllm.transfer", "RefitTransferEngine")
 
 
-def _require(features: dict[str, bool]) -> None:
-    """Raises EngineTooOld that lists what is not there."""
+def _require(since: str, features: dict[str, bool]) -> None:
+    """Raises EngineTooOld that lists what is not there; `since` is for the reader, nothing is decided by it."""
     import vllm
 
     missing = [name for name, there in features.items() if not there]
     if missing:
-        raise EngineTooOld(f"vLLM {vllm.__version__} has no {' and no '.join(missing)}: use {SINCE} or newer", seen=vllm.__version__, expected=SINCE)
+        raise EngineTooOld(f"vLLM {vllm.__version__} has no {' and no '.join(missing)}: use {since} or newer", seen=vllm.__version__, expected=since)
 
 
 def _has_labels() -> bool:
@@ -135,9 +136,6 @@ def _has_endpoints() -> bool:
 
 
 def has_transfer() -> bool:
-    """Older releases know weight transfer too, but load the weights between the back-end's calls themselves."""
-    try:
-        from vllm.distributed.weight_transfer import WeightTransferEngine
-    except ImportError:
-        return False
-    return hasattr(WeightTransferEngine, "start_weight_update")
+    from vllm.engine.protocol import EngineClient
+
+    return hasattr(EngineClient, "start_weight_update")

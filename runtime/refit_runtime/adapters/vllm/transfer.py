@@ -2,12 +2,15 @@
 
 An update names a version; no weights, addresses or secrets pass through the API, since both sides are members of the group by their mounted settings.
 Weights are verified and installed by the rank that the worker made; the engine of vLLM's is only the way to it.
+
+Since vLLM 0.32 the back-end starts and finishes an update. Before, the worker does: it hands over a function that loads weights, which is not used, and
+would lay the model aside first if it were let (`LAYS_ASIDE`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from refit_api.errors import SpecError
@@ -16,6 +19,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from refit_runtime.driven import DrivenClient
 
 NEWEST = 0
+LAYS_ASIDE = not hasattr(WeightTransferEngine, "start_weight_update")
 
 
 @dataclass
@@ -26,6 +30,8 @@ class RefitInitInfo:
 @dataclass
 class RefitUpdateInfo:
     """`version`: its number, or 0 for the newest that is Ready."""
+
+    update_kind: ClassVar[str] = "dense"  # older workers ask
 
     version: int = NEWEST
 
@@ -49,13 +55,18 @@ class RefitTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
     def start_weight_update(self) -> None:
         """Live parameters are written where they are: nothing is put aside."""
 
-    def receive_weights(self, update_info: RefitUpdateInfo) -> None:
+    def receive_weights(self, update_info: RefitUpdateInfo, load_weights: Any = None) -> None:
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # what the device still does for the last step reads live parameters
         self.client.update(update_info.version)
 
     def finish_weight_update(self) -> None:
         """An update that came back is installed and checked."""
+
+    @staticmethod
+    def trainer_send_weights(*_: Any, **__: Any) -> None:
+        """The trainer's half of older releases, which gathers whole tensors."""
+        raise SpecError("trainer_send_weights: back-end refit publishes what TrainerClient.bind was given; call TrainerClient.publish")
 
     def shutdown(self) -> None:
         """Of a connection to a trainer; leases end with each update, and the rank serves others on until the worker ends."""
