@@ -27,6 +27,7 @@ IMPLEMENTED: dict[str, tuple[object, ...] | None] = {
     "generators.maxSurge": ANY,
     "generators.maxUnavailable": ANY,
     "generators.engine.kind": ANY,
+    "generators.engine.staging": ANY,
     "generators.engine.relay": ANY,
     "generators.engine.kv": ANY,
     "generators.engine.pause": ANY,

@@ -52,7 +52,7 @@ class Trainer(Part):
 
 
 class Engine(Part):
-    """`spec.generators.engine`; `relay` unset means true with Copy, false with Remap."""
+    """`spec.generators.engine`; `relay` unset means true with Copy, false with Remap and with staging Windowed."""
 
     kind: Literal["vLLM", "Custom"] = "vLLM"
     commit: Literal["Copy", "Remap"] = "Copy"
@@ -66,7 +66,7 @@ class Engine(Part):
     @property
     def relays(self) -> bool:
         """Whether a staged arena is offered to peers."""
-        return self.relay if self.relay is not None else self.commit == "Copy"
+        return self.relay if self.relay is not None else self.commit == "Copy" and self.staging == "Full"
 
 
 class Rollout(Part):

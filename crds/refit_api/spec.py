@@ -152,7 +152,9 @@ class EngineSpec(Part):
     for one more copy of the weights in device memory."""
     staging: Literal["Full", "Windowed"] = "Full"
     """`Full`: the whole version is staged beside the live weights while requests run, then committed. `Windowed`: for hosts without room for that: a ring of
-    layer groups is pulled and installed group by group under one long pause; such a generator relays nothing, and a failure fences it."""
+    layer groups is pulled and installed group by group under one long pause, at most 8 transport chunks large (512 MiB). Trainers keep the version until then:
+    their next publish waits for it. Such a generator relays nothing; a failure after the first group fences it, and `pauseTimeoutSeconds` must suffice for all
+    bytes."""
     keep_previous: bool = False
     """True: a second arena keeps the version served before, so that a rollback to it needs no pull. Costs one more copy of the weights in device memory."""
     relay: bool | None = None
@@ -166,7 +168,8 @@ class EngineSpec(Part):
     queue. `Abort`: they end at once and the client sees it."""
     pause_timeout_seconds: Annotated[Int32, Field(ge=1, le=3600)] = 30
     """Seconds. Longest wait for running requests with pause Wait; beyond it the engine resumes on the old version (EngineBusy). Also how long a prepared rank
-    waits for its order, and how long an engine may stay paused without its agent before it is fenced."""
+    waits for its order, how long an install may take (with staging Windowed that is the whole move: weights over the rate of the network, twice to be safe),
+    and how long an engine may stay paused without its agent before it is fenced."""
 
     @property
     def relays(self) -> bool:

@@ -87,6 +87,7 @@ class Holding:
     `chunks` came over the wire and were verified, in any order: a stage that goes on does not read them again.
     `pieces`, by run: where they lie in live memory, for a version that was never copied into an arena.
     `base` and `select`: of a subset. `missing`, by run: what is not here yet, where the part held the base before; None: nothing was here.
+    `promised`: it never comes here whole; its holders are leased and connected, and an install reads it window by window.
     """
 
     number: int
@@ -104,6 +105,7 @@ class Holding:
     missing: Mapping[int, Ranges] | None = None
     verified_bytes: int = 0
     closed: bool = False
+    promised: bool = False
 
     @property
     def bytes(self) -> int:
@@ -112,6 +114,11 @@ class Holding:
     @property
     def complete(self) -> bool:
         return all(self.verified.get(run.index, -1) == run.bytes for run in self.runs)
+
+    @property
+    def ready(self) -> bool:
+        """It may be installed."""
+        return self.promised or self.complete
 
     def needs(self, chunk: Chunk) -> Ranges:
         """What of a chunk has to be read, counted from the run's start."""
@@ -157,13 +164,13 @@ class Holdings:
     def all(self) -> list[Holding]:
         return [holding for holding in self.parts if holding is not None]
 
-    def whole(self, number: int) -> Holding | None:
-        """A complete one."""
-        return next((holding for holding in self.all() if holding.number == number and holding.complete), None)
+    def find(self, number: int) -> Holding | None:
+        """One that may be installed."""
+        return next((holding for holding in self.all() if holding.number == number and holding.ready), None)
 
-    def held(self, number: int) -> Holding:
+    def ready(self, number: int) -> Holding:
         """To be installed. Raises MixedRanks."""
-        holding = self.whole(number)
+        holding = self.find(number)
         if holding is None:
             raise MixedRanks(f"version {number} is not held whole here, so it cannot be installed", expected=number)
         return holding

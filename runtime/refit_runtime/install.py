@@ -22,53 +22,19 @@ if TYPE_CHECKING:
     import torch
 
 
-class CopyList:
-    """`part` is where the runs lie. Live parameters never move: their views are taken once."""
+class Checked:
+    """Live parameters as the runs have them. They never move: their views are taken once. `spare`: memory to gather them in, else a check has its own."""
 
-    def __init__(self, copies: tuple[InstallCopy, ...], target: WeightTarget, part: torch.Tensor, memory: Memory) -> None:
-        self._copies, self._memory, self._target = copies, memory, target
-        self._arena, self._live = [], []
-        for copy in copies:
-            piece = typed(part[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, copy.shape)
-            if copy.perm is not None:
-                piece = piece.permute(copy.perm)
-            self._arena.append(piece[(None,) * (len(copy.at) - len(copy.shape))])
-            self._live.append(target.view(copy.parameter)[tuple(slice(lo, hi) for lo, hi in copy.at)])
-        self.exact = all(live.dtype == piece.dtype for live, piece in zip(self._live, self._arena, strict=True))
-        self._device = part.device
+    def __init__(self, copies: tuple[InstallCopy, ...], target: WeightTarget, memory: Memory, device: torch.device, spare: Sequence[torch.Tensor] = ()) -> None:
+        self._copies, self._memory, self._target, self._device, self._spare = copies, memory, target, device, spare
+        self._live = [target.view(copy.parameter)[tuple(slice(lo, hi) for lo, hi in copy.at)] for copy in copies]
+        self.exact = all(str(live.dtype) == f"torch.{copy.dtype.value}" for copy, live in zip(copies, self._live, strict=True))
         self._readback: ReadBack | None = None
-        self._install = memory.copies(list(zip(self._live, self._arena, strict=True)))
-        self._selected: dict[Subset, Copies] = {}
-
-    def prepare(self, subset: Subset) -> Copies:
-        """The copies of the selected tensors; kept until another subset is prepared."""
-        if subset not in self._selected:
-            pairs = zip(self._live, self._arena, strict=True)
-            kept = [pair for copy, pair in zip(self._copies, pairs, strict=True) if subset.keeps(copy.tensor)]
-            self._selected = {subset: self._memory.copies(kept)}
-        return self._selected[subset]
-
-    def install(self, subset: Subset | None = None) -> None:
-        """All, or a subset over its base. Raises InstallError: then the live parameters are a mix, until a whole install succeeds."""
-        copies = self._install if subset is None else self.prepare(subset)
-        try:
-            copies.start()
-            copies.wait()
-        except RuntimeError as error:
-            raise InstallError(f"copying into the live parameters failed ({error}): the engine's parameters changed, or its memory is broken") from error
-        self._target.remake()
-
-    def gather(self) -> None:
-        """The live parameters back into the arena."""
-        assert self.exact, "a cast cannot be undone"
-        gather = self._memory.copies(list(zip(self._arena, self._live, strict=True)))
-        gather.start()
-        gather.wait()
 
     def prepare_check(self) -> None:
         """So that a check in the pause finds everything made."""
         if self._readback is None:
-            self._readback = ReadBack(as_in_runs(self._copies, self._live), self._memory, self._device)
+            self._readback = ReadBack(as_in_runs(self._copies, self._live), self._memory, self._device, spare=self._spare)
 
     def check(self, holding: Holding, digests: Digests, cancelled: Callable[[], bool]) -> None:
         """Raises DigestMismatch if a live parameter is not what the version says. Ends early, silently, when cancelled."""
@@ -95,6 +61,50 @@ class CopyList:
             block=block,
             source="live parameters",
         )
+
+
+class CopyList(Checked):
+    """`part` is where the runs lie."""
+
+    def __init__(self, copies: tuple[InstallCopy, ...], target: WeightTarget, part: torch.Tensor, memory: Memory) -> None:
+        super().__init__(copies, target, memory, part.device)
+        self._arena = []
+        for copy in copies:
+            piece = typed(part[copy.offset : copy.offset + copy.nbytes], copy.dtype.value, copy.shape)
+            if copy.perm is not None:
+                piece = piece.permute(copy.perm)
+            self._arena.append(piece[(None,) * (len(copy.at) - len(copy.shape))])
+        self._install = memory.copies(list(zip(self._live, self._arena, strict=True)))
+        self._selected: dict[Subset, Copies] = {}
+
+    def prepare(self, subset: Subset) -> Copies:
+        """The copies of the selected tensors; kept until another subset is prepared."""
+        if subset not in self._selected:
+            pairs = zip(self._live, self._arena, strict=True)
+            kept = [pair for copy, pair in zip(self._copies, pairs, strict=True) if subset.keeps(copy.tensor)]
+            self._selected = {subset: self._memory.copies(kept)}
+        return self._selected[subset]
+
+    def install(self, subset: Subset | None = None) -> None:
+        """All, or a subset over its base, and what the engine derives from it."""
+        self.copy(subset)
+        self._target.remake()
+
+    def copy(self, subset: Subset | None = None) -> None:
+        """Raises InstallError: then the live parameters are a mix, until a whole install succeeds."""
+        copies = self._install if subset is None else self.prepare(subset)
+        try:
+            copies.start()
+            copies.wait()
+        except RuntimeError as error:
+            raise InstallError(f"copying into the live parameters failed ({error}): the engine's parameters changed, or its memory is broken") from error
+
+    def gather(self) -> None:
+        """The live parameters back into the arena."""
+        assert self.exact, "a cast cannot be undone"
+        gather = self._memory.copies(list(zip(self._arena, self._live, strict=True)))
+        gather.start()
+        gather.wait()
 
 
 def as_in_runs(copies: Sequence[InstallCopy], live: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:

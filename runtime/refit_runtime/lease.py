@@ -48,6 +48,14 @@ class Lease:
         self._deadline = before + seconds - MARGIN_SECONDS
         self._interval = seconds / 3
 
+    def lost(self) -> LeaseLost | None:
+        """Why nothing may be read under it any more."""
+        try:
+            self.left()
+        except LeaseLost as error:
+            return error
+        return None
+
     def left(self) -> float:
         """Seconds in which a read may still end. Raises LeaseLost."""
         if self._lost is not None:
@@ -74,6 +82,9 @@ class Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._stop.set()
         self._thread.join(15)
         try:

@@ -37,7 +37,6 @@ class Goal:
     digests: Digests
     me: WorkerRef
     chunk_bytes: int
-    deadline: float
 
 
 @dataclass(slots=True)

@@ -13,19 +13,20 @@ Rules (each is a test):
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from refit_api.errors import DigestMismatch, LeaseLost, PeerError, PeerUnavailable, StaleOrder, TransferError, TransferTimeout
 from refit_api.wire import Role, Source, WorkerRef
 
-from refit_runtime.arena import Arena
+from refit_runtime.arena import Arena, Holding
 from refit_runtime.connections import Connections
 from refit_runtime.digest import BLOCK, DIGEST_BYTES
 from refit_runtime.lease import Lease
 from refit_runtime.offers import LEAST_SECONDS, LOOK_SECONDS, Goal, Offer, Offers, Piece
-from refit_runtime.plan.plan import chunks
+from refit_runtime.plan.plan import Chunk, chunks
 from refit_runtime.ports import Seams, Transfer
 
 SETTLE_SECONDS = 5.0
@@ -46,8 +47,22 @@ class Flight:
     transfer: Transfer
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long a pull may go on; `cancelled` is asked between all steps."""
+
+    deadline: float
+    cancelled: Callable[[], bool]
+
+
+def in_arena(holding: Holding, arena: Arena, chunk_bytes: int) -> list[tuple[Chunk, int]]:
+    """Every chunk of a version, with its place in the registered memory."""
+    start = arena.start(holding.part)
+    return [(chunk, start + holding.offsets[run.index] + chunk.offset) for run in holding.runs for chunk in chunks(run, chunk_bytes)]
+
+
 class Pull:
-    """One pull of one rank. `find` names more holders, given those that are out; `cancelled` is asked between all steps."""
+    """One pull of one rank. `placed`: all that may be asked for, with its place in our memory. `find` names more holders, given those that are out."""
 
     def __init__(
         self,
@@ -56,36 +71,76 @@ class Pull:
         seams: Seams,
         connections: Connections,
         lease: Lease,
+        placed: Sequence[tuple[Chunk, int]],
         find: Callable[[set[WorkerRef]], Sequence[Source]],
-        cancelled: Callable[[], bool],
     ) -> None:
-        self._goal, self._arena, self._seams, self._lease, self._cancelled = goal, arena, seams, lease, cancelled
-        start = arena.start(goal.holding.part)
-        placed = [(chunk, start + goal.holding.offsets[run.index] + chunk.offset) for run in goal.holding.runs for chunk in chunks(run, goal.chunk_bytes)]
-        self._waiting = deque(Piece(chunk, local) for chunk, local in placed if chunk not in goal.holding.chunks)
+        self._goal, self._arena, self._seams, self._lease, self._placed = goal, arena, seams, lease, placed
+        self._waiting: deque[Piece] = deque()
         self._offers = Offers(goal, seams, connections, lease, placed, find)
         self._flights: list[Flight] = []
         self._checks: dict[Future[int | None], tuple[Piece, Offer]] = {}
+        self._pool: ThreadPoolExecutor
+        self._limit: Limit
         self.read_from: Counter[tuple[str, Role]] = Counter()
 
-    def run(self, sources: Sequence[Source]) -> None:
-        """Raises LeaseLost, TransferError, PeerError, StaleOrder (cancelled); after it no read is outstanding, or it raised `Stuck`."""
-        with ThreadPoolExecutor(VERIFIERS, "refit-verify") as pool:
+    def run(self, sources: Sequence[Source], limit: Limit) -> None:
+        """All of it. Raises LeaseLost, TransferError, PeerError, StaleOrder (cancelled); after it no read is outstanding, or it raised `Stuck`."""
+        with self.reading(limit):
+            self.add(sources)
+            self.ask(self._placed)
+            self.finish(self._placed)
+
+    def meet(self, sources: Sequence[Source], limit: Limit) -> None:
+        """Returns when somebody offers each chunk, before any is read. Raises as `run` does."""
+        self.add(sources)
+        wanted = deque(Piece(chunk, local) for chunk, local in self._placed)
+        while wanted:
+            if self._offers.choose(wanted[0]) is not None:
+                wanted.popleft()
+                continue
+            self._go_on(limit)
+            self._offers.look()
+            self._offers.seek(wanted[0])
+            self._seams.clock.sleep(LOOK_SECONDS[0])
+        self._offers.reap([])
+
+    @contextmanager
+    def reading(self, limit: Limit) -> Iterator[None]:
+        """Inside it chunks are asked for and finished; after it no read is outstanding, or it raised `Stuck`."""
+        with ThreadPoolExecutor(VERIFIERS, "refit-verify") as self._pool:
+            self._limit = limit
             try:
-                self._offers.add(sources)
-                while self._waiting or self._flights or self._checks:
-                    self._step(pool)
+                yield
             finally:
                 wait(self._checks)
                 self._settle()
                 self._offers.reap([])
 
-    def _step(self, pool: ThreadPoolExecutor) -> None:
-        if self._cancelled():
-            raise StaleOrder(f"the stage of version {self._goal.holding.number} was superseded")
-        if self._seams.clock.monotonic() > self._goal.deadline:
+    def add(self, sources: Sequence[Source]) -> None:
+        """More holders, leased."""
+        self._offers.add(sources)
+
+    def ask(self, placed: Iterable[tuple[Chunk, int]]) -> None:
+        """Read soon, if it is not here yet; nothing may be in its place that is still wanted."""
+        self._waiting += (Piece(chunk, local) for chunk, local in placed if chunk not in self._goal.holding.chunks)
+        self._go_on(self._limit)
+        self._post(self._pool)
+
+    def finish(self, placed: Iterable[tuple[Chunk, int]]) -> None:
+        """Returns when all of it is here and verified."""
+        for chunk, _ in placed:
+            while chunk not in self._goal.holding.chunks:
+                self._step(self._pool)
+
+    def _go_on(self, limit: Limit) -> None:
+        if limit.cancelled():
+            raise StaleOrder(f"version {self._goal.holding.number} is not read any further: it was superseded, or the rank was fenced")
+        if self._seams.clock.monotonic() > limit.deadline:
             raise self._late()
         self._lease.left()
+
+    def _step(self, pool: ThreadPoolExecutor) -> None:
+        self._go_on(self._limit)
         moved = self._post(pool) | self._land(pool) | self._judge()
         self._drop_slow()
         self._offers.reap([flight.offer for flight in self._flights])
@@ -180,7 +235,8 @@ class Pull:
             if wrong is None:
                 self._goal.holding.chunks.add(piece.chunk)
                 self._goal.holding.verified_bytes += piece.chunk.bytes
-                self._extend(piece.chunk.run)
+                if not self._goal.holding.promised:
+                    self._extend(piece.chunk.run)
                 continue
             piece.refused.append(offer.source.worker)
             piece.block = wrong

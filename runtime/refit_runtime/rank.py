@@ -26,16 +26,18 @@ from refit_api.mounted import Engine
 from refit_api.tensors import box_elements
 from refit_api.wire import RankPhase, RankReport, ReadFrom, Role, Timing, WorkerRef
 
-from refit_runtime.arena import SPARE, Holding, device_of
+from refit_runtime.arena import Holding, device_of
 from refit_runtime.digest import Digests
 from refit_runtime.foreign import named
 from refit_runtime.live import LiveParameters
 from refit_runtime.plan.key import encode_needs
 from refit_runtime.planner import Planner
 from refit_runtime.ports import CommitOrder, Seams, StageOrder, WeightTarget
+from refit_runtime.pull import Limit
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stage import Stager
 from refit_runtime.stopwatch import Stopwatch
+from refit_runtime.windowed import WindowedParameters, WindowStager
 from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -60,7 +62,11 @@ class GeneratorRank:
         self._settings, self._seams, self._coordinate, self._changed = settings, seams, coordinate, changed
         self.worker = Worker(settings, seams, Role.GENERATOR, rank, world, instance)
         self.planner = Planner(seams.catalog, self.worker.group)
-        self._stager = Stager(settings, seams, self.worker, self.planner, coordinate, 2 if settings.engine.keep_previous else 1)
+        self._stager: Stager | WindowStager
+        if settings.engine.staging == "Windowed":
+            self._stager = WindowStager(settings, seams, self.worker, self.planner, coordinate)
+        else:
+            self._stager = Stager(settings, seams, self.worker, self.planner, coordinate, 2 if settings.engine.keep_previous else 1)
         self._live: LiveParameters | None = None
         self._pool = ThreadPoolExecutor(1, "refit-stage")
         self._lock = threading.RLock()
@@ -81,10 +87,12 @@ class GeneratorRank:
         if needs.id != self._coordinate:
             raise EngineMismatch(f"the target is coordinate {needs.id!r}, the rank {self._coordinate!r}: bind the one that belongs to it")
         _refuse_unbuilt(self._settings.engine)
-        self._live = LiveParameters(self._settings, self._seams, self.worker, self.planner, self._coordinate, self._stager, target)
+        parts = self._settings, self._seams, self.worker, self.planner, self._coordinate
+        stager = self._stager
+        self._live = WindowedParameters(*parts, stager, target) if isinstance(stager, WindowStager) else LiveParameters(*parts, stager, target)
         wire = {(need.tensor, need.box): box_elements(need.box) * need.parameter.dtype.bytes for need in needs.needs}
         self._stager.arena.device = device_of((need.parameter.name, target.view(need.parameter.name)) for need in needs.needs)
-        self._stager.arena.reserve(int(sum(wire.values()) * (1 + SPARE)))
+        self._stager.reserve(sum(wire.values()))
         self._seams.memory.digests(self._stager.arena.whole[:8], Digests("", 0))  # compiled now, not while the first version waits
         layout = encode_needs(needs)
         answer = self._stager.holdings.answer if self._settings.engine.relays else None
@@ -121,7 +129,7 @@ class GeneratorRank:
         try:
             served = self.live.served
             with named("stage"):
-                self.live.copy_list(self._stager.stage(order, served.number if served is not None else 0, cancelled.is_set))
+                self.live.prepare(self._stager.stage(order, served.number if served is not None else 0, cancelled.is_set))
         except RefitError as error:
             failed = error
             log.warning("stage failed", version=order.number, error=error.message, facts=error.facts)
@@ -173,7 +181,9 @@ class GeneratorRank:
         with self._lock, self._noted():
             self._obey(order.catalog_epoch, order.seq)
             if not self.live.serves(order.number):
-                if self._stager.holdings.whole(order.number) is None or self._phase is RankPhase.STAGING:
+                if (lost := self._stager.lost()) is not None:
+                    raise lost
+                if self._stager.holdings.find(order.number) is None or self._phase is RankPhase.STAGING:
                     raise StaleOrder(f"version {order.number} is not staged here: this rank is {self._phase.value}", seen=self._wanted, expected=order.number)
                 self._wanted, self._error = order.number, None
                 self._prepared_until = self._seams.clock.monotonic() + order.deadline_seconds
@@ -182,10 +192,11 @@ class GeneratorRank:
 
     def install(self, order: CommitOrder) -> RankReport:
         """Copies a whole held version into the live parameters; the engine is paused and idle. Also the second try, and the way back."""
+        until = self._seams.clock.monotonic() + self._settings.engine.pause_timeout_seconds
         with self._noted():
             holding = self._begin(order)
             if holding is not None:
-                self._install(holding)
+                self._install(holding, Limit(until, lambda: self._void))
         self._changed()
         return self.report()
 
@@ -195,18 +206,18 @@ class GeneratorRank:
             self._obey(order.catalog_epoch, order.seq)
             if self.live.serves(order.number):
                 return None
-            holding = self._stager.holdings.held(order.number)
+            holding = self._stager.holdings.ready(order.number)
             self._cancelled.set()
             self._wanted, self._phase, self._error = order.number, RankPhase.COMMITTING, None
             self._copying, self._void = True, False
         return holding
 
-    def _install(self, holding: Holding) -> None:
+    def _install(self, holding: Holding, limit: Limit) -> None:
         watch = Stopwatch(self._seams.clock)
         try:
             self._settle(holding)
             with named("install", InstallError):
-                unchecked = self.live.install(holding, watch)
+                unchecked = self.live.install(holding, watch, limit)
         finally:
             with self._lock:
                 self._copying = False
@@ -215,16 +226,22 @@ class GeneratorRank:
                 self._rest()
         with self._lock:
             self._timings = (*self._stager.progress.watch.timings, *watch.timings)
-            if unchecked and self.live.serves(holding.number):
+            if (unchecked or holding.promised) and self.live.serves(holding.number):
                 self._cancelled = cancelled = threading.Event()
-                self._job = self._pool.submit(self._guarded, lambda: self.live.check(holding, cancelled.is_set))
+                self._job = self._pool.submit(self._guarded, lambda: self._after(holding, unchecked, cancelled.is_set))
+
+    def _after(self, holding: Holding, unchecked: bool, cancelled: Callable[[], bool]) -> None:
+        """What an install leaves to do once requests run again."""
+        self._stager.installed(holding)
+        if unchecked:
+            self.live.check(holding, cancelled)
 
     def _settle(self, holding: Holding) -> None:
         """What ran on live parameters and arena has ended, and left the holding where it is. Raises EngineBusy, before the agent gives up, and MixedRanks."""
         self.wait(self._settings.engine.pause_timeout_seconds / 2)
         if self._job is not None and not self._job.done():
             raise EngineBusy(f"version {holding.number} cannot be installed: a stage or a check before it does not end", retry_after=1.0)
-        if self._stager.holdings.held(holding.number) is not holding:
+        if self._stager.holdings.ready(holding.number) is not holding:
             raise MixedRanks(f"version {holding.number} was staged anew while its install began", expected=holding.number)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -275,7 +292,7 @@ class GeneratorRank:
 
     def staged(self, number: int) -> Staged:
         """Raises what the stage met. What is live already needs none."""
-        holding = self.live.served if self.live.serves(number) else self._stager.holdings.whole(number)
+        holding = self.live.served if self.live.serves(number) else self._stager.holdings.find(number)
         if holding is None:
             raise self.failure()
         return Staged(number, holding.plan_key, holding.root)
@@ -288,6 +305,9 @@ class GeneratorRank:
         with self._lock:
             if self._phase is RankPhase.PREPARED and self._seams.clock.monotonic() > self._prepared_until:
                 self._phase = RankPhase.STAGED
+            if self._phase in (RankPhase.STAGED, RankPhase.PREPARED) and (lost := self._stager.lost()) is not None:
+                self._error = lost
+                self._rest()
             timings = self._timings if self._phase is RankPhase.SERVING else tuple(self._stager.progress.watch.timings)
             served = self._live.served if self._live is not None else None
             error = detail_of(self._error) if self._error is not None else None
@@ -303,15 +323,14 @@ class GeneratorRank:
 
 
 def _refuse_unbuilt(engine: Engine) -> None:
-    asked = [name for name, unbuilt in {"commit: Remap": engine.commit == "Remap", "staging: Windowed": engine.staging == "Windowed"}.items() if unbuilt]
-    if asked:
-        raise EngineMismatch(f"spec.generators.engine: {', '.join(asked)} is not carried out by this release; use the defaults", seen=", ".join(asked))
+    if engine.commit == "Remap":
+        raise EngineMismatch("spec.generators.engine: commit: Remap is not carried out by this release; use Copy", seen="Remap")
 
 
 def _contents(ref: WorkerRef, phase: RankPhase, stager: Stager, served: Holding | None, wanted: int) -> RankReport:
-    """What is in the arena and in the live parameters. `arena` is what others may read whole: the wanted version, else the served one."""
+    """What is in the arena and in the live parameters. `arena` is what may be installed, and read whole by others: the wanted version, else the served one."""
     progress, held = stager.progress, stager.holdings.all()
-    whole = [holding for holding in held if holding.complete and not holding.closed]
+    whole = [holding for holding in held if holding.ready and not holding.closed]
     best = sorted(whole, key=lambda holding: (holding.number != wanted, served is None or holding.number != served.number))
     arena = best[0] if best else None
     staging = progress.number if phase is RankPhase.STAGING else 0

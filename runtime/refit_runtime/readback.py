@@ -32,13 +32,15 @@ class Window:
 
 
 class ReadBack:
-    """`pieces`: (run, array), in the order of the runs."""
+    """`pieces`: (run, array), in the order of the runs. `spare`: the two windows, if there is memory for them already."""
 
-    def __init__(self, pieces: Sequence[tuple[int, torch.Tensor]], memory: Memory, device: torch.device, window: int = WINDOW) -> None:
+    def __init__(
+        self, pieces: Sequence[tuple[int, torch.Tensor]], memory: Memory, device: torch.device, window: int = WINDOW, spare: Sequence[torch.Tensor] = ()
+    ) -> None:
         import torch
 
-        self._memory, self._size = memory, min(window, sum(array.nbytes for _, array in pieces))
-        self._spare = [torch.empty(self._size, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._memory, self._size = memory, min(window, sum(array.nbytes for _, array in pieces), *(part.numel() for part in spare))
+        self._spare = tuple(spare) or tuple(torch.empty(self._size, dtype=torch.uint8, device=device) for _ in range(2))
         self._windows = [window for run, of_run in groupby(pieces, key=lambda piece: piece[0]) for window in self._cut(run, of_run)]
 
     def digests(self, digests: Digests) -> Iterator[tuple[int, int, bytes]]:

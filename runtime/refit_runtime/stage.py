@@ -11,24 +11,24 @@ stage verified stays and is not pulled again if the same version is asked for ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
-from refit_api.errors import CatalogUnavailable, DigestMismatch, PeerUnavailable, TransferTimeout, VersionRetired
-from refit_api.wire import GetVersion, ListShards, Role, Source, VersionFacts, VersionPhase, WorkerRef
+from refit_api.errors import DigestMismatch, RefitError, TransferTimeout, VersionRetired
+from refit_api.wire import GetVersion, Role, VersionFacts, VersionPhase
 
-from refit_runtime.arena import Arena, Holding, Holdings
+from refit_runtime.arena import SPARE, Arena, Holding, Holdings
 from refit_runtime.connections import Connections
 from refit_runtime.digest import Digests, root
-from refit_runtime.lease import Lease
+from refit_runtime.finder import Finder
 from refit_runtime.offers import Goal
 from refit_runtime.patience import WAIT_SECONDS, Patience, never
-from refit_runtime.plan.plan import CoordinatePlan, Plan
+from refit_runtime.plan.plan import CoordinatePlan, Plan, Run
 from refit_runtime.planner import Planner
 from refit_runtime.ports import Seams, StageOrder
-from refit_runtime.pull import Pull, Stuck
+from refit_runtime.pull import Limit, Pull, Stuck, in_arena
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stopwatch import Stopwatch
 from refit_runtime.subset import subset_of
@@ -50,6 +50,25 @@ class Progress:
     read_from: Counter[tuple[str, Role]] = field(default_factory=Counter)  # by pod UID and role
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A version that is Ready, and what of it this coordinate needs. `serving`: the version that is live, 0 for none."""
+
+    facts: VersionFacts
+    plan: Plan
+    class_: str
+    mine: CoordinatePlan
+    runs: tuple[Run, ...]
+    serving: int
+
+    def holding(self, part: int) -> Holding:
+        """With nothing in it yet."""
+        version = self.facts.version
+        made = Holding(version.number, version.plan_key, part, self.runs, dict(self.mine.offsets), version.root, verified={run.index: 0 for run in self.runs})
+        made.base, made.select = version.base, version.select
+        return made
+
+
 class Stager:
     """The caller serialises stages; manifests of what is held are answered at any time."""
 
@@ -61,49 +80,63 @@ class Stager:
         self._connections = Connections(seams.transport)
         self._patience = Patience(seams, worker)
 
+    def reserve(self, total: int) -> None:
+        """Memory for so many bytes of weights, beside the live ones. Raises SpecError with the numbers if it does not fit."""
+        self.arena.reserve(int(total * (1 + SPARE)))
+
     def stage(self, order: StageOrder, serving: int, cancelled: Callable[[], bool]) -> Holding:
         """`serving`: the version to keep in the other part, if there is one. Raises the errors of the rules above."""
-        deadline = self._seams.clock.monotonic() + order.deadline_seconds
+        limit = Limit(self._seams.clock.monotonic() + order.deadline_seconds, cancelled)
         self.progress = Progress(Stopwatch(self._seams.clock), order.number)
         with self.progress.watch.timed("version"):
-            facts = self._ready(order.number, deadline, cancelled)
+            facts = self._ready(order.number, limit.deadline, cancelled)
         with self.progress.watch.timed("plan"):
             planned = self._planner.planned(facts.version.plan_key)
             class_ = planned.class_of(self.coordinate, self._worker.layout)
-            plan, mine = planned.plan, planned.plan.coordinate(class_, self.coordinate)
+            mine = planned.plan.coordinate(class_, self.coordinate)
         self.progress.plan_key, self.progress.bytes = planned.key, mine.bytes
-        if self.arena.part_bytes < mine.arena_bytes:
+        runs = tuple(planned.plan.runs[run] for run in mine.offsets)
+        find = Finder(self._seams, self._worker, order, class_, self.coordinate, tuple(dict.fromkeys(run.slot for run in runs)))
+        return self._bring(Wanted(facts, planned.plan, class_, mine, runs, serving), find, limit)
+
+    def _bring(self, wanted: Wanted, find: Finder, limit: Limit) -> Holding:
+        if self.arena.part_bytes < wanted.mine.arena_bytes:
             for part in range(len(self.holdings.parts)):
-                self.free(part, deadline, cancelled)
-            self.arena.reserve(mine.arena_bytes)
-        holding = self._holding(facts, plan, mine, serving, deadline, cancelled)
+                self.free(part, limit.deadline, limit.cancelled)
+            self.arena.reserve(wanted.mine.arena_bytes)
+        holding = self._holding(wanted, limit.deadline, limit.cancelled)
         if holding.complete:
             return holding
-        digests = Digests(self._worker.registered.group_uid, order.number)
-        roots = {run.index: facts.run_roots[run.index] for run in holding.runs}
-        find = _Finder(self._seams, self._worker, order, class_, self.coordinate, tuple(dict.fromkeys(run.slot for run in holding.runs)))
         for attempt in range(STUCK_TRIES + 1):
-            goal = Goal(holding, plan, roots, digests, self._worker.ref, self._settings.transport.chunk_bytes, deadline)
             try:
-                self._pull(goal, find, cancelled)
+                self._pull(self.goal(wanted, holding), find, limit)
                 return holding
-            except Stuck as error:
-                log.warning("a read does not end: the transport agent is replaced", version=order.number, error=error.message)
-                self._connections.clear()
-                self.arena.register_again()
-                self._worker.renew()
-                if attempt == STUCK_TRIES or cancelled():
+            except Stuck as error:  # noqa: PERF203  a pull, not a loop over data
+                self.replace_agent(error)
+                if attempt == STUCK_TRIES or limit.cancelled():
                     raise
         raise AssertionError("unreachable")
 
-    def _pull(self, goal: Goal, find: _Finder, cancelled: Callable[[], bool]) -> None:
+    def goal(self, wanted: Wanted, holding: Holding) -> Goal:
+        digests = Digests(self._worker.registered.group_uid, holding.number)
+        roots = {run.index: wanted.facts.run_roots[run.index] for run in holding.runs}
+        return Goal(holding, wanted.plan, roots, digests, self._worker.ref, self._settings.transport.chunk_bytes)
+
+    def replace_agent(self, error: RefitError) -> None:
+        log.warning("a read does not end: the transport agent is replaced", error=error.message)
+        self._connections.clear()
+        self.arena.register_again()
+        self._worker.renew()
+
+    def _pull(self, goal: Goal, find: Finder, limit: Limit) -> None:
         with self.progress.watch.timed("lease"):
-            lease = self._patience.until(goal.deadline, find.lease, cancelled)
+            lease = self._patience.until(limit.deadline, find.lease, limit.cancelled)
         with lease:
-            pull = Pull(goal, self.arena, self._seams, self._connections, lease, lambda out: find.more(lease, out), cancelled)
+            placed = in_arena(goal.holding, self.arena, goal.chunk_bytes)
+            pull = Pull(goal, self.arena, self._seams, self._connections, lease, placed, lambda out: find.more(lease, out))
             try:
                 with self.progress.watch.timed("pull"):
-                    pull.run(find.found)
+                    pull.run(find.found, limit)
             finally:
                 self.progress.read_from += pull.read_from
 
@@ -126,24 +159,22 @@ class Stager:
             if left == 0:
                 raise TransferTimeout(f"version {number} is still Publishing at the deadline", seen=version.phase.value)
 
-    def _holding(self, facts: VersionFacts, plan: Plan, mine: CoordinatePlan, serving: int, deadline: float, cancelled: Callable[[], bool]) -> Holding:
+    def _holding(self, wanted: Wanted, deadline: float, cancelled: Callable[[], bool]) -> Holding:
         """What is there of the version already, or an empty one in a part that was freed."""
-        version = facts.version
+        version = wanted.facts.version
         for holding in self.holdings.all():
             if holding.is_of(version.number, version.plan_key) and holding.root == version.root and not holding.closed:
                 return holding
         base = next((each for each in self.holdings.all() if each.is_of(version.base, version.plan_key) and each.complete), None)
         part = next((p for p, holding in enumerate(self.holdings.parts) if holding is None), None)
         if part is None:
-            part = next((holding.part for holding in self.holdings.all() if holding.number != serving), 0)
+            part = next((holding.part for holding in self.holdings.all() if holding.number != wanted.serving), 0)
             with self.progress.watch.timed("drain"):
                 self.free(part, deadline, cancelled)
-        runs = tuple(plan.runs[run] for run in mine.offsets)
-        holding = Holding(version.number, version.plan_key, part, runs, dict(mine.offsets), version.root, verified={run.index: 0 for run in runs})
-        holding.base, holding.select = version.base, version.select
+        holding = wanted.holding(part)
         if base is not None and version.select is not None:
-            self._take_over(base, part, mine.arena_bytes)
-            holding.missing = plan.selected(subset_of(version.select), mine.offsets)
+            self._take_over(base, part, wanted.mine.arena_bytes)
+            holding.missing = wanted.plan.selected(subset_of(version.select), wanted.mine.offsets)
         self.holdings.parts[part] = holding
         return holding
 
@@ -173,56 +204,12 @@ class Stager:
             if unwanted(holding):
                 self.free(holding.part, deadline)
 
+    def installed(self, holding: Holding) -> None:
+        """It is live; what was kept for its install only goes."""
+
+    def lost(self) -> RefitError | None:
+        """Why what was staged cannot be installed any more."""
+        return None
+
     def close(self) -> None:
         self._connections.clear()
-
-
-class _Finder:
-    """Where to read from: what the order says, else who the catalog lists. `found`: leased, in the order in which they are tried."""
-
-    def __init__(self, seams: Seams, worker: Worker, order: StageOrder, class_: str, coordinate: str, slots: tuple[str, ...]) -> None:
-        self._seams, self._worker, self._order = seams, worker, order
-        self._ask = ListShards(worker.group, order.number, slots, class_, coordinate)
-        self._slots = set(slots)
-        self._given = tuple(order.sources.get(coordinate, ()))
-        self.found: list[Source] = []
-
-    def lease(self) -> Lease:
-        """On the given relays; if they are gone, or none were given, on trainers; where trainers lack a slot, on complete relays too."""
-        given, self._given = self._given, ()
-        if given:
-            try:
-                return self._leased(given)
-            except PeerUnavailable:
-                log.info("the assigned sources are gone: others are asked for", version=self._order.number)
-        listed = self._listed(set())
-        trainers = [source for source in listed if source.worker.role is Role.TRAINER]
-        covered = {slot for source in trainers if source.complete for slot in source.slots}
-        return self._leased(trainers if self._slots <= covered else [*(s for s in listed if s.worker.role is Role.GENERATOR), *trainers])
-
-    def _leased(self, sources: Sequence[Source]) -> Lease:
-        if not sources:
-            raise PeerUnavailable(f"nobody offers version {self._order.number} to this rank now", retry_after=1.0)
-        self.found = list(sources)
-        return Lease(self._worker, self._seams.catalog, self._seams.clock, self._order.number, tuple(source.worker for source in sources))
-
-    def more(self, lease: Lease, out: set[WorkerRef]) -> Sequence[Source]:
-        """Everybody else who has it."""
-        found: list[Source] = []
-        try:
-            for source in self._listed(out):
-                found += self._also(lease, source)
-        except CatalogUnavailable:
-            self._worker.poke()  # the caller asks again, a few times
-        return found
-
-    def _also(self, lease: Lease, source: Source) -> list[Source]:
-        try:
-            lease.extend((source.worker,))
-        except PeerUnavailable:
-            return []
-        return [source]
-
-    def _listed(self, out: set[WorkerRef]) -> list[Source]:
-        sources = self._seams.catalog.list_shards(self._ask).sources
-        return [source for source in sources if not source.closed and source.worker not in out and source.worker != self._worker.ref]

@@ -20,7 +20,7 @@ def test_defaults_are_implemented() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "seen", "allowed"),
     [
-        pytest.param({"generators": {"template": {}, "engine": {"staging": "Windowed"}}}, "spec.generators.engine.staging", "Windowed", "Full", id="a word"),
+        pytest.param({"generators": {"template": {}, "engine": {"commit": "Remap"}}}, "spec.generators.engine.commit", "Remap", "Copy", id="a word"),
         pytest.param({"trainer": {"template": {}, "arenas": 2}}, "spec.trainer.arenas", "2", "1", id="another number"),
         pytest.param({"generators": {"template": {}, "engine": {"keepPrevious": True}}}, "spec.generators.engine.keepPrevious", "true", "false", id="a switch"),
         pytest.param({"generators": {"templateRef": {"name": "t"}}}, "spec.generators.templateRef", "a value", "leave it out", id="a part"),

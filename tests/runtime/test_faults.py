@@ -264,7 +264,6 @@ def test_a_catalog_that_is_away_never_hangs_the_training(world: Any, net: Any) -
 
 UNBUILT = {
     "Remap": (Engine(kind="Custom", commit="Remap"), "commit: Remap"),
-    "Windowed": (Engine(kind="Custom", staging="Windowed"), "staging: Windowed"),
 }
 
 

@@ -84,7 +84,12 @@ def test_a_missing_file_or_field_of_the_pod_is_named(pod: Path, monkeypatch: pyt
         RuntimeSettings.load()
 
 
-RELAYS = {"Copy": (Engine(), True), "Remap": (Engine(commit="Remap"), False), "asked": (Engine(commit="Remap", relay=True), True)}
+RELAYS = {
+    "Copy": (Engine(), True),
+    "windows hold nothing": (Engine(staging="Windowed"), False),
+    "Remap": (Engine(commit="Remap"), False),
+    "asked": (Engine(commit="Remap", relay=True), True),
+}
 
 
 @pytest.mark.parametrize(("engine", "relays"), RELAYS.values(), ids=RELAYS.keys())
