@@ -284,7 +284,8 @@ def test_a_lease_that_is_lost_in_the_pause_is_asked_for_again(world: Any, orders
 
     setting.trip(1, expire)
     report = setting.install()
-    assert (report.error, moved(report)) == (None, BYTES)
+    assert report.error is None
+    assert moved(report) >= BYTES, "what was on its way may come twice"
     setting.stands(setting.second)
 
 
