@@ -160,12 +160,12 @@ def directory(tmp: Path, family: str) -> Path:
     return tmp
 
 
-def engine_config(model: Path, rank: Rank, **arguments: Any) -> Any:
+def engine_config(model: Path, rank: Rank, load_format: str = "dummy", **arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
 
     args = EngineArgs(
-        str(model), skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, max_model_len=64,
+        str(model), skip_tokenizer_init=True, load_format=load_format, enforce_eager=True, max_model_len=64,
         tensor_parallel_size=rank.size, pipeline_parallel_size=rank.stages, enable_expert_parallel=rank.experts, distributed_executor_backend="mp",
         **arguments,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,9 @@ from refit_runtime.adapters.vllm import plugin
 from refit_runtime.adapters.vllm.endpoint import RefitEndpoint
 from refit_runtime.adapters.vllm.settings import allow_plugin
 from refit_runtime.adapters.vllm.target import coordinate, place
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader import DummyModelLoader, get_model_loader
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tests.adapters.vllm.models import Rank, directory, engine_config
 
@@ -33,6 +37,16 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
+def formats(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """vLLM's loaders by format, put back afterwards."""
+    from vllm.model_executor import model_loader
+
+    monkeypatch.setattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", known := dict(model_loader._LOAD_FORMAT_TO_MODEL_LOADER))
+    known.pop("refit", None)
+    return known
+
+
+@pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A pod of a group."""
     file = tmp_path / "settings.json"
@@ -43,8 +57,58 @@ def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return file
 
 
-def test_outside_a_group_nothing_happens(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_group_engines_are_what_they_would_be(arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFIT_SETTINGS", "/no/such/file")
+    model = directory(tmp_path, "llama")
+    before = engine_config(model, Rank(0, 1)).compute_hash()
+    plugin.register()
+    once = arguments.create_engine_config
+    plugin.register()
+    assert arguments.create_engine_config is once
+    assert engine_config(model, Rank(0, 1)).compute_hash() == before
+
+
+def test_outside_a_group_our_load_format_is_refused(arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine would never get weights."""
+    monkeypatch.setenv("REFIT_SETTINGS", "/no/such/file")
+    plugin.register()
+    with pytest.raises(SpecError, match=r"--load-format refit: this process is in no group.*REFIT_SETTINGS") as refused:
+        engine_config(directory(tmp_path, "llama"), Rank(0, 1), load_format="refit")
+    assert (refused.value.facts["seen"], refused.value.facts["expected"]) == ("refit", "auto")
+
+
+def test_outside_a_group_a_process_that_configures_no_engine_loads_nothing(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and others have not loaded it when they load plug-ins."""
+    monkeypatch.setenv("REFIT_SETTINGS", "/no/such/file")
+    monkeypatch.delitem(sys.modules, "vllm.engine.arg_utils")
+    plugin.register()
+    assert "vllm.engine.arg_utils" not in sys.modules
+
+
+@pytest.mark.parametrize("given", [MOUNTED, MANUAL], ids=["managed", "driven by a framework"])
+def test_an_engine_started_with_the_load_format_is_a_generator(
+    arguments: Any, formats: dict[str, Any], group: Path, given: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tied embeddings too: vLLM looks for them in a checkpoint unless the format is called dummy."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
+
+    monkeypatch.setattr(Factory, "_registry", dict(Factory._registry))
+    group.write_text(given.model_dump_json(by_alias=True))
+    plugin.register()
+    parser = arguments.add_cli_args(FlexibleArgumentParser())
+    model = directory(tmp_path, "llama, tied")
+    read = arguments.from_cli_args(parser.parse_args(["--model", str(model), "--load-format", "refit"]))
+    assert read.load_format == "refit"
+    (model / "model.safetensors").write_bytes(b"is never opened")
+    made, plain = engine_config(model, Rank(0, 1), load_format="refit"), engine_config(model, Rank(0, 1))
+    assert (made.load_config.load_format, made.model_config.hf_config.tie_word_embeddings) == ("dummy", True)
+    assert made.compute_hash() == plain.compute_hash()
+    assert made.parallel_config.worker_cls == (plugin.WORKER if given.rollout.managed else plugin.DRIVEN_WORKER)
+    assert type(get_model_loader(LoadConfig(load_format="refit"))) is DummyModelLoader
+
+
+def test_an_engine_of_another_kind_is_left_to_whoever_loads_it(arguments: Any, group: Path) -> None:
+    group.write_text(MOUNTED.model_copy(update={"engine": Engine(kind="Custom")}).model_dump_json(by_alias=True))
     before = arguments.create_engine_config
     plugin.register()
     assert arguments.create_engine_config is before

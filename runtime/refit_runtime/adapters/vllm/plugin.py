@@ -1,17 +1,19 @@
 """`vllm.general_plugins`: what makes a stock vLLM a generator, without a change to the user's arguments.
 
-vLLM calls `register` in every process, more than once. Outside a group (no settings mounted) it does nothing. Inside, every engine configuration
-gets our worker class, and what cannot be refitted is refused before anything starts. In a managed group the pod's agent drives the engine; with policy
-Manual a framework does, through vLLM's weight-transfer API, whose back-end is then `refit`.
+vLLM calls `register` in every process, more than once. Outside a group (no settings mounted) it imports nothing, and refuses `--load-format refit`, whose
+engine would never get weights; where engines are `Custom` it does nothing: there a framework loads what it got. Else every engine configuration gets our
+worker class, and what cannot be refitted is refused before anything starts. In a managed group the pod's agent drives the engine; with policy Manual a
+framework does, through vLLM's weight-transfer API, whose back-end is then `refit`.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from refit_api.errors import EngineMismatch, EngineTooOld, ManagedByOperator
+from refit_api.errors import EngineMismatch, EngineTooOld, ManagedByOperator, SpecError
 
 from refit_runtime import last_words
 from refit_runtime.adapters.vllm.settings import allow_plugin
@@ -30,8 +32,12 @@ _MARK = "__refit__"
 def register() -> None:
     """Idempotent. Raises SpecError for settings that are mounted and wrong, EngineMismatch, EngineTooOld."""
     if not RuntimeSettings.mounted():
+        if (arguments := sys.modules.get("vllm.engine.arg_utils")) is not None:  # else nothing is configured in this process
+            refuse_outside(arguments.EngineArgs)
         return
     settings = RuntimeSettings.load()
+    if settings.engine.kind != "vLLM":
+        return
     from vllm.engine.arg_utils import EngineArgs
 
     if hasattr(EngineArgs.create_engine_config, _MARK):
@@ -42,6 +48,7 @@ def register() -> None:
     else:
         _require(DRIVEN_SINCE, {"weight transfer in updates that are started and finished": has_transfer()})
         register_transfer()
+    register_format()
     if settings.engine.kv == "Salt":
         _require(MANAGED_SINCE, {"weight version labels, which are the salt of engine.kv Salt (Reset and Keep need none)": _has_labels()})
         from refit_runtime.adapters.vllm.salt import salt_requests
@@ -54,6 +61,8 @@ def _refitted(original: Callable[..., Any], managed: bool) -> Callable[..., Any]
     @functools.wraps(original)
     @last_words.fatal()
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if asks_for_us(self):
+            self.load_format = "dummy"  # vLLM asks for that name elsewhere, too: a checkpoint that is not read may not untie embeddings
         config = original(self, *args, **kwargs)
         refuse(config)
         take_transfer(config, managed)
@@ -63,6 +72,41 @@ def _refitted(original: Callable[..., Any], managed: bool) -> Callable[..., Any]
 
     setattr(create_engine_config, _MARK, True)
     return create_engine_config
+
+
+def asks_for_us(arguments: Any) -> bool:
+    """`--load-format refit`: by which launchers that tell engines apart by their load format, as Dynamo does, name a generator."""
+    return bool(arguments.load_format.lower() == NAME)
+
+
+def register_format() -> None:
+    """Idempotent. For engines that are configured by other hands than `EngineArgs`; first weights are nobody's."""
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, DummyModelLoader, register_model_loader
+
+    if NAME not in _LOAD_FORMAT_TO_MODEL_LOADER:
+        register_model_loader(NAME)(DummyModelLoader)
+
+
+def refuse_outside(arguments: Any) -> None:
+    """Idempotent."""
+    original = arguments.create_engine_config
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    @last_words.fatal()
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if asks_for_us(self):
+            raise SpecError(
+                f"--load-format {NAME}: this process is in no group, so no weights would ever come. Mount the ConfigMap <group>-refit, name its file in "
+                "REFIT_SETTINGS if it lies elsewhere, or start the engine with --load-format auto",
+                seen=NAME,
+                expected="auto",
+            )
+        return original(self, *args, **kwargs)
+
+    setattr(create_engine_config, _MARK, True)
+    arguments.create_engine_config = create_engine_config
 
 
 def refuse(config: Any) -> None:
