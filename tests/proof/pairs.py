@@ -34,7 +34,11 @@ class NixlWorld(runtime.World):
 
 WORDS = 100
 ALONE = models.Rank(0, 1)
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "ministral3": "Ministral3ForCausalLM", "granite": "GraniteForCausalLM", "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+}  # fmt: skip
 EXPERTS = {"num_moe_experts": 8, "moe_ffn_hidden_size": 32, "moe_router_topk": 2}
 LATENT = {
     "multi_latent_attention": True, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 16, "qk_pos_emb_head_dim": 16, "v_head_dim": 16,
@@ -53,12 +57,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Pair:
-    """`dies`: the trainer rank that is gone after its first chunk."""
+    """`facts`: what the family's config.json says beside the sizes. `dies`: the trainer rank that is gone after its first chunk."""
 
     family: str
     world: World
     engines: Mapping[str, Engine]
     model: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    tied: bool = False
     redundancy: int = 1
     dies: int | None = None
 
@@ -81,6 +87,15 @@ PAIRS = {
     "latent attention, TP2, EP2 -> TP2, EP2": Pair(
         "deepseek_v3", World(2, tp=2, ep=2, etp=1), {"pair": Engine(2, experts=True)}, {**EXPERTS, **LATENT}
     ),
+    "Ministral 3, TP2 -> TP1": Pair("ministral3", World(2, tp=2), {"one": Engine(1)}, facts={"sliding_window": None}),
+    "Granite, tied, PP2 -> TP2": Pair("granite", World(2, pp=2), {"pair": Engine(2)}, facts=models.GRANITE, tied=True),
+    "Seed-OSS, QKV biases, TP2 -> TP1": Pair(
+        "seed_oss", World(2, tp=2), {"one": Engine(1)}, {"add_qkv_bias": True}, {"attention_bias": True, "attention_out_bias": False}
+    ),
+    "SmolLM3, tied, TP2 -> TP1": Pair("smollm3", World(2, tp=2), {"one": Engine(1)}, facts={"pad_token_id": 0}, tied=True),
+    "GLM-4.7-Flash, latent attention, EP2 -> TP2": Pair(
+        "glm4_moe_lite", World(2, ep=2), {"pair": Engine(2)}, {**EXPERTS, **LATENT}, {"mlp_layer_types": ["dense", "sparse"]}
+    ),
 }
 # fmt: on
 
@@ -100,7 +115,7 @@ class Case:
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self.pair = pair
-        trainer = Trainer(pair.world, pair.model)
+        trainer = Trainer(pair.world, pair.model, pair.tied)
         built = trainer.world.config(**pair.model)
         self.sources = [MegatronSource(rank.chunks, rank.mesh, pair.family, WORDS) for rank in trainer.ranks(built)]
         facts = json.dumps(facts_of(pair, built))
@@ -164,7 +179,7 @@ def facts_of(pair: Pair, built: Any) -> dict[str, Any]:
             "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "num_key_value_heads": built.num_attention_heads,
         }  # fmt: skip
         facts.pop("head_dim")
-    return facts
+    return facts | {"tie_word_embeddings": pair.tied} | pair.facts
 
 
 def logits(one: EngineRank, module: Any) -> torch.Tensor:
@@ -180,7 +195,7 @@ def logits(one: EngineRank, module: Any) -> torch.Tensor:
 
     words = torch.tensor([3, 14, 15, 92, 65, 35])
     with mock.patch.object(Attention, "forward", attend), models.loading(one.config, ALONE), set_forward_context(None, one.config), torch.no_grad():
-        return module.compute_logits(module(words, torch.arange(len(words))))
+        return module.compute_logits(module.eval()(words, torch.arange(len(words))))
 
 
 def assert_same(module: torch.nn.Module, reference: torch.nn.Module) -> None:
