@@ -27,8 +27,10 @@ from refit_runtime.adapters.vllm.geometry import Geometry, Inexpressible, pieces
 from refit_runtime.adapters.vllm.tracing import Traced, Untraceable, flat
 from refit_runtime.plan.boxes import covered
 
-UNWRITTEN = ("inv_freq", "cos_sin_cache", "cos_cached", "sin_cached", "q_scale", "k_scale", "v_scale", "prob_scale")
-"""Last parts of the names of parameters that engines compute by themselves: rotary tables, scales of an unquantised KV cache."""
+UNWRITTEN = (
+    "inv_freq", "cos_sin_cache", "cos_cached", "sin_cached", "q_scale", "k_scale", "v_scale", "prob_scale", "q_range", "k_range", "v_range",
+)  # fmt: skip
+"""Last parts of the names of parameters that engines compute by themselves: rotary tables, scales of an unquantised KV cache and their ranges."""
 
 _SHAPED_ALIKE = frozenset(
     getattr(torch.ops.aten, name) for name in ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
