@@ -56,8 +56,7 @@ class Published:
     def _live(self) -> dict[str, int]:
         parts: dict[str, list[torch.Tensor]] = defaultdict(list)
         for name, parameter in self._model.named_parameters():
-            owner, leaf, attribute = name.rsplit(".", 2)
-            parts[f"{owner}.{FUSED.get(leaf, leaf)}.{attribute}" if "." in owner else name].append(parameter)
+            parts[".".join(FUSED.get(part, part) for part in name.split("."))].append(parameter)
         return {name: fingerprint(each) for name, each in parts.items()}
 
     def chosen(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> bool:
