@@ -59,7 +59,7 @@ EIGHT = Size(
     engine={"max_model_len": 4096, "gpu_memory_utilization": 0.6, "attention_backend": "TRITON_ATTN"},
 )  # fmt: skip
 TINY = Size(
-    "tiny", {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+    "tiny", {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
              "max_position_embeddings": 512}, requests=8, tokens=400, commits=3, engine={"max_model_len": 512, "max_num_seqs": 16},
 )  # fmt: skip
 
