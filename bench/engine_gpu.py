@@ -18,6 +18,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -81,14 +82,16 @@ class Traffic:
         tokens, number = random.Random(place).randrange(self._size.tokens // 2, self._size.tokens), 0
         while not self._stopping:
             last = 0.0
-            async for _ in self._engine.generate({"prompt_token_ids": [1, 2, 3, place + 4]}, greedy(tokens), f"traffic-{place}-{number}"):
-                now = time.perf_counter()
-                if last:
-                    self._starts.append(last)
-                    self._ends.append(now)
-                last = now
-                if self._stopping:
-                    break
+            prompt = {"prompt_token_ids": [1, 2, 3, place + 4]}
+            async with aclosing(self._engine.generate(prompt, greedy(tokens), f"traffic-{place}-{number}")) as outputs:
+                async for _ in outputs:
+                    now = time.perf_counter()
+                    if last:
+                        self._starts.append(last)
+                        self._ends.append(now)
+                    last = now
+                    if self._stopping:
+                        break
             tokens, number = self._size.tokens, number + 1
 
     async def stop(self) -> None:

@@ -28,7 +28,7 @@ from tests import pods
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 TRAINER, GENERATOR = "trainer-0", "generator-0"
 PORTS = {TRAINER: 27491, GENERATOR: 27495}
-ROUNDING = 0.25  # of logits in bfloat16 whose spread is above 1: two right engines differ by less, other weights by far more
+ROUNDING = 0.5  # of logits in bfloat16 whose spread is above 1: two right engines differ by less, other weights by far more
 ANSWER_SECONDS = 300.0
 
 
