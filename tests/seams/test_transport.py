@@ -178,6 +178,16 @@ def test_settings_that_the_environment_would_override_are_refused() -> None:
         NixlTransport(TransportSettings(tls=("tcp",)), {"UCX_TLS": "rc"})
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"), [({}, "CUDA_IPC_ENABLE_GET_ZCOPY=on,MAX_RMA_RAILS=1"), ({"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "n"}, "MAX_RMA_RAILS=1")]
+)
+def test_devices_of_a_host_read_from_each_other_unless_the_user_says_otherwise(environment: dict[str, str], expected: str) -> None:
+    """Without NVLink UCX would read device memory through sockets."""
+    transport = NixlTransport(TransportSettings(rails=1), environment)
+    assert transport._agent.get_backend_params("UCX")["engine_config"] == expected
+    transport.close()
+
+
 def test_an_agent_after_the_process_group_is_refused() -> None:
     """O1: registration and fabric start-up deadlock with collectives."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
