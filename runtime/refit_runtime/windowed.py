@@ -249,7 +249,7 @@ class WindowedParameters(LiveParameters):
     def _fill(self, holding: Holding, limit: Limit) -> None:
         promise = self._ring.promised(holding)
         if promise.done == 0 and promise.subset is not None and not self.serves(holding.base):
-            promise.unlease()
+            promise.pull = None  # it knows no other chunks
             self._ring.cut(promise, None)
         lists = self._windows(promise)
 

@@ -78,7 +78,7 @@ def _print(planned: Planned, moved: Moved | None, verdict: str) -> None:
     assert planned.plan is not None
     assert planned.case is not None
     console = Console()
-    console.print(tables(planned.plan))
+    console.print(tables(planned.plan, planned.case.chunk_bytes))
     if left := unread(planned.plan):
         console.print(printable(left), markup=False, highlight=False)
     reads = f"{descriptors(planned.case, planned.plan)} reads of at most {size(planned.case.chunk_bytes)}"

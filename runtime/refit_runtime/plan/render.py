@@ -10,6 +10,7 @@ from rich.table import Table
 
 from refit_runtime.plan.coverage import label
 from refit_runtime.plan.plan import Plan
+from refit_runtime.plan.windows import HALVES, window_bytes
 
 SHOWN = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -22,8 +23,8 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B" if unit == 0 else f"{value:.4g} {_UNITS[unit]}"
 
 
-def tables(plan: Plan) -> Group:
-    return Group(_links(plan), _sources(plan), _coordinates(plan))
+def tables(plan: Plan, chunk_bytes: int) -> Group:
+    return Group(_links(plan), _sources(plan), _coordinates(plan, chunk_bytes))
 
 
 def unread(plan: Plan) -> str:
@@ -65,12 +66,17 @@ def _sources(plan: Plan) -> Table:
     return table
 
 
-def _coordinates(plan: Plan) -> Table:
-    table = _table("Coordinates", ["coordinate"], ["runs", "atoms", "bytes", "arena"])
+def _coordinates(plan: Plan, chunk_bytes: int) -> Table:
+    """With what each pays for an arena, and for none."""
+    table = _table("Coordinates", ["coordinate"], ["runs", "atoms", "bytes", "arena", "ring", "windows"])
+    table.caption = "staging Windowed: the ring instead of the arena; all bytes move in the pause, window by window"
+    table.caption_justify = "left"
     for class_, id_ in plan.coordinates:
         runs = [plan.runs[run] for run in plan.coordinate_runs(class_, id_)]
         nbytes, arena = sum(run.bytes for run in runs), plan.coordinate_bytes(class_, id_)
-        table.add_row(printable(label(class_, id_)), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), size(arena))
+        window = window_bytes(nbytes, chunk_bytes)
+        cost = size(arena), size(HALVES * window), str(-(-nbytes // window))
+        table.add_row(printable(label(class_, id_)), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), *cost)
     return table
 
 

@@ -53,7 +53,7 @@ class _Stretch:
 
 def window_bytes(total: int, chunk_bytes: int) -> int:
     """The one bound on the memory of a windowed rank, which is `HALVES` times this; never much more than the weights themselves."""
-    return min(CHUNKS * chunk_bytes, max(1, -(-total // (HALVES * BLOCK))) * BLOCK)
+    return BLOCK * max(1, min(CHUNKS * chunk_bytes // BLOCK, -(-total // (HALVES * BLOCK))))
 
 
 def windows(
@@ -80,12 +80,6 @@ def windows(
             for number, part in _in_stretches(copy, mine, stretches[copy.run]):
                 copies[number].append(part)
     return tuple(Window(tuple(chunks[number]), tuple(copies[number])) for number in sorted(chunks))
-
-
-def window_count(plan: Plan, class_: str, id: str, window: int) -> int:  # noqa: A002
-    runs = [plan.runs[run] for run in plan.coordinate_runs(class_, id)]
-    found = _stretches(runs, {run.index: ((0, run.bytes),) for run in runs}, window, BLOCK)
-    return 1 + max((stretch.window for of_run in found.values() for stretch in of_run), default=-1)
 
 
 def _stretches(runs: Sequence[Run], selected: Mapping[int, Ranges], window: int, block: int) -> dict[int, list[_Stretch]]:
