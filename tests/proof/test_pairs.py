@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from refit_api.mounted import Trainer
+from refit_api.mounted import Engine, Trainer
 from refit_api.wire import GroupRef, RankPhase
 from refit_operator.catalog.local import TERMS, local_catalog
 from refit_runtime.adapters.memory import Fault
@@ -31,18 +31,22 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(params=[World, NixlWorld], ids=["memory", "nixl"])
-def group(request: pytest.FixtureRequest, case: Case, tmp_path: Path) -> Iterator[World]:
+@pytest.fixture
+def group(wire: type[World], case: Case, tmp_path: Path) -> Iterator[World]:
     with local_catalog(GroupRef("default", "demo"), replace(TERMS, redundancy=case.pair.redundancy)) as catalog, ExitStack() as stack:
-        yield request.param(catalog, tmp_path, stack, TERMS.lease_seconds, TERMS.publish_deadline_seconds)
+        yield wire(catalog, tmp_path, stack, TERMS.lease_seconds, TERMS.publish_deadline_seconds)
 
 
-def test_a_refitted_engine_is_the_one_that_its_loader_makes(case: Case, group: World) -> None:
+WAYS = {"memory": (World, "Full"), "nixl": (NixlWorld, "Full"), "through a ring": (World, "Windowed")}
+
+
+@pytest.mark.parametrize(("wire", "staging"), WAYS.values(), ids=WAYS)
+def test_a_refitted_engine_is_the_one_that_its_loader_makes(case: Case, group: World, staging: Any) -> None:
     orders, pair = Orders(), case.pair
     options = Trainer(redundancy=pair.redundancy)
     trainers = [group.publisher(source, rank, pair.world.size, options=options) for rank, source in enumerate(case.sources)]
     ranks = [
-        (group.rank(None, name, coordinate=one.coordinate, rank=number, world=len(engine), target=one.target), one)
+        (group.rank(None, name, coordinate=one.coordinate, rank=number, world=len(engine), target=one.target, engine=Engine(staging=staging)), one)
         for name, engine in case.engines.items()
         for number, one in enumerate(engine)
     ]

@@ -19,12 +19,13 @@ from tests.runtime.failing import Tripping
 from tests.runtime.steps import perturb, same
 
 MANUAL = Rollout(policy="Manual")
+FULL, KEEPING, WINDOWED = Engine(), Engine(keep_previous=True), Engine(staging="Windowed")
 
 
 class Driven:
     """Ranks that each hold the whole net."""
 
-    def __init__(self, world: Any, targets: list[torch.nn.Module], keep: bool = False, seconds: float = 20.0, cores: int = 1) -> None:
+    def __init__(self, world: Any, targets: list[torch.nn.Module], engine: Engine = FULL, seconds: float = 20.0, cores: int = 1) -> None:
         """`cores`: that act alone, each of one rank; else all ranks are of one."""
         together = MemoryBallot(len(targets), seconds)
         self.memories = [Tripping() for _ in targets]
@@ -32,9 +33,7 @@ class Driven:
         for rank, target in enumerate(targets):
             coordinate = f"tp{rank}" if cores == 1 else "tp0"
             ballot = together.of(rank) if cores == 1 else MemoryBallot(1, seconds).of(0)
-            settings = world.settings(
-                "generator-0", Role.GENERATOR, engine=Engine(keep_previous=keep), rollout=MANUAL, verification=Verification(installed="Blocking")
-            )
+            settings = world.settings("generator-0", Role.GENERATOR, engine=engine, rollout=MANUAL, verification=Verification(installed="Blocking"))
             seams = replace(world.seams(settings), memory=self.memories[rank])
             client = DrivenClient(settings, coordinate, seams, ballot, rank, len(targets))
             client.bind(TorchTarget(target, coordinate))
@@ -117,16 +116,18 @@ def broken() -> None:
 
 
 CASES = {
-    "the second try succeeds": (1, False, "second"),
-    "the version before is put back on all": (2, True, "first"),
-    "without it all are fenced": (2, False, "fenced"),
+    "the second try succeeds": (1, FULL, "second"),
+    "the version before is put back on all": (2, KEEPING, "first"),
+    "without it all are fenced": (2, FULL, "fenced"),
+    "window by window, the second try succeeds": (1, WINDOWED, "second"),
+    "window by window, all are fenced": (2, WINDOWED, "fenced"),
 }
 
 
-@pytest.mark.parametrize(("times", "keep", "outcome"), CASES.values(), ids=CASES.keys())
-def test_one_rank_that_cannot_install(world: Any, net: Any, times: int, keep: bool, outcome: str) -> None:
+@pytest.mark.parametrize(("times", "kind", "outcome"), CASES.values(), ids=CASES.keys())
+def test_one_rank_that_cannot_install(world: Any, net: Any, times: int, kind: Engine, outcome: str) -> None:
     source = net(1)
-    engine = Driven(world, [net(2), net(3)], keep)
+    engine = Driven(world, [net(2), net(3)], kind)
     trainer = world.trainer(source)
     first = trainer.publish(0).number
     assert engine.update(first) == [first, first]

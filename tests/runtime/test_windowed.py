@@ -363,6 +363,26 @@ def test_casts_between_engines_that_differ(world: Any, orders: Any) -> None:
     assert same(source, high)
 
 
+class Derives(TorchTarget):
+    """An engine that makes something of its parameters, once all are there."""
+
+    def __init__(self, module: Any, source: Any) -> None:
+        super().__init__(module)
+        self.seen: list[bool] = []
+        self._pair = module, source
+
+    def remake(self) -> None:
+        self.seen.append(same(*self._pair))
+
+
+def test_what_an_engine_derives_is_made_after_the_last_window(world: Any, orders: Any) -> None:
+    source, module = Tall(1), Tall(2)
+    target = Derives(module, source)
+    trainer, rank = world.trainer(source), world.rank(module, target=target, engine=WINDOWED)
+    refit(rank, orders, trainer.publish(0).number)
+    assert target.seen == [True]
+
+
 def test_given_up_and_taken_up(world: Any, orders: Any) -> None:
     """A discard frees the trainer; the same order again finds the promise, another version replaces it."""
     setting = Setting(world, orders)
