@@ -88,6 +88,12 @@ class LiveParameters:
         self._installs += 1
         return kind == "Async" and self._installs > 1
 
+    def settle(self, holding: Holding, unchecked: bool, cancelled: Callable[[], bool]) -> None:
+        """What an install leaves to do once requests run again. Raises as `check` does."""
+        self._stager.installed(holding)
+        if unchecked:
+            self.check(holding, cancelled)
+
     def check(self, holding: Holding, cancelled: Callable[[], bool]) -> None:
         """Raises DigestMismatch; then nothing is served."""
         try:

@@ -37,7 +37,7 @@ from refit_runtime.pull import Limit
 from refit_runtime.settings import RuntimeSettings
 from refit_runtime.stage import Stager
 from refit_runtime.stopwatch import Stopwatch
-from refit_runtime.windowed import WindowedParameters, WindowStager
+from refit_runtime.windowed import live_parameters, stager
 from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -62,19 +62,11 @@ class GeneratorRank:
         self._settings, self._seams, self._coordinate, self._changed = settings, seams, coordinate, changed
         self.worker = Worker(settings, seams, Role.GENERATOR, rank, world, instance)
         self.planner = Planner(seams.catalog, self.worker.group)
-        self._stager: Stager | WindowStager
-        if settings.engine.staging == "Windowed":
-            self._stager = WindowStager(settings, seams, self.worker, self.planner, coordinate)
-        else:
-            self._stager = Stager(settings, seams, self.worker, self.planner, coordinate, 2 if settings.engine.keep_previous else 1)
+        self._stager = stager(settings, seams, self.worker, self.planner, coordinate)
         self._live: LiveParameters | None = None
-        self._pool = ThreadPoolExecutor(1, "refit-stage")
-        self._lock = threading.RLock()
+        self._pool, self._lock, self._cancelled = ThreadPoolExecutor(1, "refit-stage"), threading.RLock(), threading.Event()
         self._job: Future[None] | None = None
-        self._cancelled = threading.Event()
-        self._wanted = 0
-        self._order = (0, 0)
-        self._prepared_until = 0.0
+        self._wanted, self._order, self._prepared_until = 0, (0, 0), 0.0
         self._phase = RankPhase.IDLE
         self._copying = self._void = False
         self._timings: tuple[Timing, ...] = ()
@@ -84,12 +76,8 @@ class GeneratorRank:
         """Registers with the needs of the live parameters; allocates the arena. Raises SpecError, EngineMismatch and what the catalog answers."""
         assert self._live is None, "bind once"
         needs = target.needs()
-        if needs.id != self._coordinate:
-            raise EngineMismatch(f"the target is coordinate {needs.id!r}, the rank {self._coordinate!r}: bind the one that belongs to it")
-        _refuse_unbuilt(self._settings.engine)
-        parts = self._settings, self._seams, self.worker, self.planner, self._coordinate
-        stager = self._stager
-        self._live = WindowedParameters(*parts, stager, target) if isinstance(stager, WindowStager) else LiveParameters(*parts, stager, target)
+        _refuse(needs.id, self._coordinate, self._settings.engine)
+        self._live = live_parameters(self._settings, self._seams, self.worker, self.planner, self._coordinate, self._stager, target)
         wire = {(need.tensor, need.box): box_elements(need.box) * need.parameter.dtype.bytes for need in needs.needs}
         self._stager.arena.device = device_of((need.parameter.name, target.view(need.parameter.name)) for need in needs.needs)
         self._stager.reserve(sum(wire.values()))
@@ -181,9 +169,7 @@ class GeneratorRank:
         with self._lock, self._noted():
             self._obey(order.catalog_epoch, order.seq)
             if not self.live.serves(order.number):
-                if (lost := self._stager.lost()) is not None:
-                    raise lost
-                if self._stager.holdings.find(order.number) is None or self._phase is RankPhase.STAGING:
+                if self._stager.find(order.number) is None or self._phase is RankPhase.STAGING:
                     raise StaleOrder(f"version {order.number} is not staged here: this rank is {self._phase.value}", seen=self._wanted, expected=order.number)
                 self._wanted, self._error = order.number, None
                 self._prepared_until = self._seams.clock.monotonic() + order.deadline_seconds
@@ -228,13 +214,7 @@ class GeneratorRank:
             self._timings = (*self._stager.progress.watch.timings, *watch.timings)
             if (unchecked or holding.promised) and self.live.serves(holding.number):
                 self._cancelled = cancelled = threading.Event()
-                self._job = self._pool.submit(self._guarded, lambda: self._after(holding, unchecked, cancelled.is_set))
-
-    def _after(self, holding: Holding, unchecked: bool, cancelled: Callable[[], bool]) -> None:
-        """What an install leaves to do once requests run again."""
-        self._stager.installed(holding)
-        if unchecked:
-            self.live.check(holding, cancelled)
+                self._job = self._pool.submit(self._guarded, lambda: self.live.settle(holding, unchecked, cancelled.is_set))
 
     def _settle(self, holding: Holding) -> None:
         """What ran on live parameters and arena has ended, and left the holding where it is. Raises EngineBusy, before the agent gives up, and MixedRanks."""
@@ -322,7 +302,9 @@ class GeneratorRank:
         self._seams.transport.close()
 
 
-def _refuse_unbuilt(engine: Engine) -> None:
+def _refuse(target: str, coordinate: str, engine: Engine) -> None:
+    if target != coordinate:
+        raise EngineMismatch(f"the target is coordinate {target!r}, the rank {coordinate!r}: bind the one that belongs to it")
     if engine.commit == "Remap":
         raise EngineMismatch("spec.generators.engine: commit: Remap is not carried out by this release; use Copy", seen="Remap")
 

@@ -204,6 +204,12 @@ class Stager:
             if unwanted(holding):
                 self.free(holding.part, deadline)
 
+    def find(self, number: int) -> Holding | None:
+        """What may be installed. Raises what took it away."""
+        if (lost := self.lost()) is not None:
+            raise lost
+        return self.holdings.find(number)
+
     def installed(self, holding: Holding) -> None:
         """It is live; what was kept for its install only goes."""
 

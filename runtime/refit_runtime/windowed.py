@@ -264,6 +264,22 @@ class WindowedParameters(LiveParameters):
         """A ring holds no version."""
 
 
+def stager(settings: RuntimeSettings, seams: Seams, worker: Worker, planner: Planner, coordinate: str) -> Stager:
+    """The one that `staging` asks for."""
+    if settings.engine.staging == "Windowed":
+        return WindowStager(settings, seams, worker, planner, coordinate)
+    return Stager(settings, seams, worker, planner, coordinate, 2 if settings.engine.keep_previous else 1)
+
+
+def live_parameters(
+    settings: RuntimeSettings, seams: Seams, worker: Worker, planner: Planner, coordinate: str, made: Stager, target: WeightTarget
+) -> LiveParameters:
+    """Those that the stager fills."""
+    if isinstance(made, WindowStager):
+        return WindowedParameters(settings, seams, worker, planner, coordinate, made, target)
+    return LiveParameters(settings, seams, worker, planner, coordinate, made, target)
+
+
 def _too_slow(promise: Promise, before: int, took: float, seconds: float) -> InstallError:
     moved, total = promise.live_bytes - before, promise.bytes
     pace = f"at {moved / took / 1e9:.3g} GB/s it wants {ceil(SLACK * total * took / moved + SPARE_SECONDS)}" if moved else "nothing arrived"
