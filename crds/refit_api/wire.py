@@ -401,7 +401,8 @@ class ReadFrom:
 class RankReport:
     """`serving` 0: nothing yet. `arena`: the version in the arena and whether all of it is verified. `verified`, `bytes`: progress of the stage.
 
-    `arena_root`: the root of the version in the arena, which a commit compares over the ranks. `reads`: who the present or last stage read from.
+    With staging Windowed `arena` is the version that an install can read, and nobody else. `arena_root`: its root, which a commit compares over the ranks.
+    `reads`: who the present or last stage read from.
     """
 
     worker: WorkerRef

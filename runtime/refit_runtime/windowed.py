@@ -162,7 +162,7 @@ class WindowStager(Stager):
             sources = promise.find.more(promise.lease, set())
         pull = pull if pull is not None else self._pull_of(promise, promise.lease)
         try:
-            with pull.reading(limit):
+            with self.progress.watch.timed("pull"), pull.reading(limit):
                 pull.add(sources)
                 self._through_the_ring(promise, pull, copy)
         finally:
@@ -188,9 +188,9 @@ class WindowStager(Stager):
         promise = self._promise
         if promise is None:
             return None
-        error: RefitError | None = LeaseLost(f"version {promise.holding.number}: its lease was lost in an install that failed", retry_after=1.0)
-        if promise.lease is not None:
-            error = promise.lease.lost()
+        lease = promise.lease
+        gone = LeaseLost(f"version {promise.holding.number}: its lease was lost in an install that failed", retry_after=1.0)
+        error = lease.lost() if lease is not None else gone
         promise.holding.promised = error is None
         return error
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from refit_api.errors import DigestMismatch
-from refit_api.mounted import Trainer
+from refit_api.mounted import Engine, Trainer
 from refit_api.tensors import Dtype
 from refit_api.wire import RankPhase, Role
 from refit_runtime.adapters.memory import Fault
@@ -48,13 +48,25 @@ def test_versions_go_through_a_captured_graph(world: Any, net: Any, orders: Any,
     assert rank._stager.arena.whole.is_cuda
 
 
+def test_window_by_window_through_a_ring_on_the_device(world: Any, net: Any, orders: Any) -> None:
+    source, target = net(1), net(2)
+    trainer, rank = world.trainer(source), world.rank(target, engine=Engine(kind="Custom", staging="Windowed"))
+    for step in range(3):
+        perturb(source)
+        report = refit(rank, orders, trainer.publish(step).number)
+        assert report.phase is RankPhase.SERVING
+        assert same(source, target)
+    assert rank._stager.arena.whole.is_cuda
+    assert rank.counters()["allocations"] == 1
+
+
 def test_a_warm_round_allocates_nothing(world: Any, net: Any, orders: Any) -> None:
     """Copies allocate nothing at all; a whole round takes no memory from the device."""
     source, target = net(1), net(2)
     trainer, rank = world.trainer(source), world.rank(target)
     for step in range(2):
         refit(rank, orders, trainer.publish(step).number)
-    snapshot, copies = next(iter(trainer._snapshots.values())), rank.live.copy_list(rank.live.served)
+    snapshot, copies = next(iter(trainer._snapshots.values())), rank.live._copy_list(rank.live.served)
     torch.cuda.synchronize()
     before, free = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()[0]
     snapshot.take()

@@ -118,6 +118,7 @@ def test_a_version_moves_in_the_pause_only_and_nothing_is_made_twice(world: Any,
         assert torch.equal(before, target.model.norm)
         report = rank.install(orders.commit(version))
         assert (report.error, report.serving, moved(report)) == (None, version, BYTES)
+        assert {"pull", "install"} <= {timing.stage for timing in rank.report().timings}
         assert same(source, target)
         rank.wait()
         assert rank.report().phase is RankPhase.SERVING
