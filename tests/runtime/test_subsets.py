@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_relay_gives_the_selected_bytes_on(world: Any, orders: Any) -> None:
 
 def halved(module: torch.nn.Module, place: int) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Rows of every weight, under the names of the whole: the cut falls inside of layers."""
-    part, parts = Stack(0), {}
+    part, parts = deepcopy(module), {}
     for name, tensor in module.named_parameters():
         middle = tensor.shape[0] // 2
         rows = (0, middle) if place == 0 else (middle, tensor.shape[0])

@@ -24,7 +24,7 @@ from refit_runtime.generator import GeneratorClient
 from tests.runtime.failing import Answers, Client, Failing, Tripping
 from tests.runtime.fleet import Fleet, phase, serving
 from tests.runtime.steps import perturb, publish_all, refit, same
-from tests.runtime.test_subsets import WIRES, chosen, moved, size, step
+from tests.runtime.test_subsets import WIRES, chosen, halved, moved, size, step
 
 MIB = 1 << 20
 WINDOWED = Engine(kind="Custom", staging="Windowed")
@@ -226,6 +226,24 @@ def test_the_next_owner_of_a_run_is_read_from(world: Any, orders: Any, fault: An
     setting.trip(1, lambda: fault(setting.fault))
     assert setting.install().error is None
     setting.stands(setting.second)
+
+
+def test_every_source_sends_for_every_window(world: Any, orders: Any) -> None:
+    """Tensor-parallel trainers: half of each layer comes from each, and a window is of about the same layers on both."""
+    source, target, memory = Tall(1), Tall(2), Tripping()
+    halves = [halved(source, rank) for rank in range(2)]
+    faults = [world.faults.setdefault(f"trainer-{rank}", Fault()) for rank in range(2)]
+    trainers = [world.trainer(module, rank, 2, parts=parts) for rank, (module, parts) in enumerate(halves)]
+    rank = world.rank(target, engine=WINDOWED, installed="Off", wrap=lambda seams: replace(seams, memory=memory))
+    number = publish_all(trainers, 0)
+    rank.start(orders.stage(number))
+    rank.wait()
+    seen: list[list[int]] = []
+    memory.trips = [(0, lambda: seen.append([fault.moved for fault in faults])) for _ in range(WINDOWS)]
+    assert rank.install(orders.commit(number)).error is None
+    assert same(source, target)
+    assert sum(fault.moved for fault in faults) == BYTES
+    assert all(min(one) >= 2 * MIB * (window + 1) - MIB for window, one in enumerate(seen[:-1]))
 
 
 def test_wrong_bytes_are_read_again(world: Any, orders: Any) -> None:
