@@ -8,6 +8,7 @@ Rules (each is a test):
 - a window's memory is read into again only after its bytes were copied, so after all its reads had ended and all its blocks were verified (O6, O8);
 - the live parameters are as they were until the first window is copied: what fails before costs no fence;
 - a try that fails while it reads goes on where it was, from whoever holds the version; one that fails while it copies begins anew, with everything;
+- a commit of what could not be read does not pause the engine again before it was staged again;
 - a lease that is lost before the install takes the promise back; one that is lost in the pause is asked for again, for a short time;
 - the install ends before the agent stops waiting for it, and says how far it was and what `pauseTimeoutSeconds` this pace wants.
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from refit_api.errors import InstallError, LeaseLost, RefitError, TransferTimeout
+from refit_api.errors import InstallError, LeaseLost, PeerUnavailable, RefitError, TransferTimeout
 from refit_api.wire import Source
 
 from refit_runtime.arena import Holding, Holdings
@@ -188,9 +189,11 @@ class WindowStager(Stager):
         promise = self._promise
         if promise is None:
             return None
-        lease = promise.lease
-        gone = LeaseLost(f"version {promise.holding.number}: its lease was lost in an install that failed", retry_after=1.0)
-        error = lease.lost() if lease is not None else gone
+        lease, begun = promise.lease, promise.pull is None
+        if lease is None or (begun and not promise.done):  # else the next pause would wait for what this one waited for in vain
+            error: RefitError | None = PeerUnavailable(f"version {promise.holding.number}: its install failed, so it has to be staged anew", retry_after=1.0)
+        else:
+            error = lease.lost()
         promise.holding.promised = error is None
         return error
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -479,9 +480,13 @@ async def test_an_agent_commits_and_a_failed_window_is_fenced_until_a_whole_inst
             await fleet.order(second, Order.STAGE)
             await fleet.until(phase(RankPhase.STAGED))
             pair.fault.die_at = 0  # before any window is there: the old version serves on
-            await fleet.order(second, Order.COMMIT)
+            fleet.driver.calls.clear()
+            await fleet.order(second, Order.COMMIT, seconds=12.0)
             await fleet.until(lambda said: said is not None and said.error is not None)
             await fleet.until(serving(first))
+            moves = [call for call in fleet.driver.calls if call in ("stage", "pause")]
+            assert moves[:2] == ["pause", "stage"]
+            assert ("pause", "pause") not in pairwise(moves)  # it is asked for beside the requests first
             pair.fault.die_at = None
 
             def broken() -> None:
