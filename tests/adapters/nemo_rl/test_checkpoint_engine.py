@@ -138,7 +138,12 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def worker(catalog_server: LocalCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Role, int], Worker]:
+def staging() -> str:
+    return "Full"
+
+
+@pytest.fixture
+def worker(catalog_server: LocalCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staging: Any) -> Callable[[Role, int], Worker]:
     """In a pod of the group, of which the framework drives the generators."""
     ports = iter(free_ports(8))
 
@@ -147,7 +152,8 @@ def worker(catalog_server: LocalCatalog, tmp_path: Path, monkeypatch: pytest.Mon
         given = mounted(
             catalog_server, tmp_path, name, role,
             worker_port=next(ports) - (rank if role is Role.GENERATOR else 0),
-            trainer=Trainer(redundancy=1, snapshot="InPlace"), engine=Engine(kind="Custom"), rollout=Rollout(policy="Manual", progress_deadline_seconds=60),
+            trainer=Trainer(redundancy=1, snapshot="InPlace"), engine=Engine(kind="Custom", staging=staging),
+            rollout=Rollout(policy="Manual", progress_deadline_seconds=60),
         )  # fmt: skip
         variables = environment(given, tmp_path, name)
 
@@ -165,7 +171,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("transport", "release"), [(f"{__name__}:OverMemory", False), (f"{__name__}:OverMemory", True), (OURS, False)], ids=["memory", "released each time", "nixl"]
+    ("transport", "release", "staging"),
+    [(f"{__name__}:OverMemory", False, "Full"), (f"{__name__}:OverMemory", True, "Full"), (OURS, False, "Full"), (OURS, False, "Windowed")],
+    ids=["memory", "released each time", "nixl", "nixl, windowed"],
 )
 def test_every_refit_brings_what_the_policy_sent_to_every_rollout_rank(
     transport: str, release: bool, worker: Callable[[Role, int], Worker], monkeypatch: pytest.MonkeyPatch
