@@ -102,7 +102,7 @@ class Traffic:
         """Milliseconds, of gaps that lie in that time at least in part."""
         starts, ends = np.array(self._starts), np.array(self._ends)
         there = (ends > begin) & (starts < end)
-        return [1e3 * gap for gap in ends[there] - starts[there]]
+        return [float(gap) for gap in 1e3 * (ends[there] - starts[there])]
 
     def rate(self, begin: float, end: float) -> float:
         """Tokens a second."""
@@ -154,6 +154,7 @@ class Driver:
         deadline = time.monotonic() + STAGE_SECONDS
         while True:
             said: dict[str, Any] = await self.call("probe_rank")
+            self._source.require()
             assert time.monotonic() < deadline, f"the rank does not come to rest: {said}"
             if said["resting"]:
                 assert true(said), said

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +103,24 @@ def _more(uid: str) -> dict[str, Any]:
 class Publisher:
     """The other end of the pipe."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Connection, process: BaseProcess) -> None:
+        self._pipe, self._process = pipe, process
         self.generator: Mounted = self._answer()
+
+    def require(self) -> None:
+        """Libraries of transports may end the process that they are in when a connection breaks."""
+        if not self._process.is_alive():
+            raise RuntimeError(f"the publisher ended with status {self._process.exitcode}: its last words are above")
 
     def _answer(self) -> Any:
         if not self._pipe.poll(ANSWER_SECONDS):
             raise TimeoutError(f"the publisher said nothing for {ANSWER_SECONDS:g} s")
-        return self._pipe.recv()
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join(5)
+            self.require()
+            raise
 
     def ask(self, name: str, *arguments: object) -> Any:
         self._pipe.send((name, arguments))
@@ -123,7 +134,7 @@ def publisher(folder: Path, model_folder: Path) -> Iterator[Publisher]:
     process.start()
     there.close()
     try:
-        made = Publisher(here)
+        made = Publisher(here, process)
         yield made
         here.send(None)
         process.join(30)
