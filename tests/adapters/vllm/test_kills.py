@@ -21,6 +21,7 @@ from refit_api.wire import Role
 from refit_operator.catalog.local import LocalCatalog
 
 from e2e.reference import reference
+from e2e.workloads.tiny_llama import TinyLlama
 from tests.adapters.vllm.served import START_SECONDS, Server, mounted, serving
 from tests.adapters.vllm.steps import AGENT_STEPS, COPIES, FAIL, Steps
 from tests.adapters.vllm.story import Said, Training, keep_checkpoint, said, training
@@ -67,6 +68,7 @@ class Trial:
 @contextmanager
 def trial(catalog: LocalCatalog, folder: Path) -> Iterator[Trial]:
     """Version 1 is served."""
+    TinyLlama().write_config(folder / "model")
     given = mounted(catalog, folder, "generator-0", Role.GENERATOR, Engine(pause_timeout_seconds=TIMEOUT_SECONDS))
     with serving(folder / "model", folder, given, "generator-0") as server, training(catalog, folder) as trainer:
         server.until("the server answers", lambda: server.version() is not None, START_SECONDS)
