@@ -15,6 +15,7 @@ from refit_operator.catalog.local import LocalCatalog
 from e2e.reference import Reference
 from e2e.workloads.tiny_llama import TinyLlama
 from tests.adapters.vllm.served import Server, settings
+from tests.adapters.vllm.steps import Steps
 from tests.adapters.vllm.traffic import LONGEST, PROMPTS, Answer, pieces
 
 COMMIT_SECONDS = 60.0
@@ -75,6 +76,14 @@ class Training:
         number = self.publish()
         self.order(number)
         server.until(f"version {number} is served", lambda: server.version() == number)
+        return number
+
+    def stand(self, server: Server, steps: Steps, step: str) -> int:
+        """The next version's commit stands at that step."""
+        steps.name(step)
+        number = self.publish()
+        self.order(number)
+        server.until(f"the commit stands at {step}", lambda: steps.reached)
         return number
 
     def continued(self, engine: Reference, answer: Answer) -> list[int]:

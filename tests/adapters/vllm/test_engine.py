@@ -11,7 +11,8 @@ from refit_operator.catalog.local import LocalCatalog
 
 from e2e.reference import reference
 from tests.adapters.vllm.served import START_SECONDS, Server, mounted, serving
-from tests.adapters.vllm.story import said, training
+from tests.adapters.vllm.steps import FAIL, Steps
+from tests.adapters.vllm.story import Training, said, training
 from tests.adapters.vllm.traffic import PROMPTS, Answer, Traffic, across, ask, mislabelled, untrue
 
 VERSIONS = 20
@@ -22,7 +23,7 @@ TOKENS = 12
 @pytest.mark.engine
 def test_a_served_model_follows_the_trainer(catalog_server: LocalCatalog, tmp_path: Path) -> None:
     """Refused before the first version; then twenty in a row, and no request fails. Every token is the one that the version named for it makes, by an
-    engine that loaded its checkpoint; and where a commit came in between, that loaded the next one there.
+    engine that loaded its checkpoint; and where a commit came in between, that loaded the next one there. In the last commit the agent fails.
     """
     given = mounted(catalog_server, tmp_path, "generator-0", Role.GENERATOR)
     with (
@@ -36,8 +37,10 @@ def test_a_served_model_follows_the_trainer(catalog_server: LocalCatalog, tmp_pa
 
         trainer.refit(server)
         with Traffic(server) as traffic:
-            for _ in range(1, VERSIONS):
+            for _ in range(1, VERSIONS - 1):
                 answered(server, traffic, str(trainer.refit(server)))
+            refit_by_two_agents(server, trainer, Steps(tmp_path))
+            answered(server, traffic, str(VERSIONS))
         assert [answer for answer in traffic.answers if not answer.whole] == []
         assert mislabelled(traffic.answers) == []
         truth = said(engine, trainer.checkpoints)
@@ -53,6 +56,13 @@ def test_a_served_model_follows_the_trainer(catalog_server: LocalCatalog, tmp_pa
         assert server.ask("/refit/prestop")[1]["left"] is False, "its pod stays"
         catalog_server.pods.deleted.add("generator-0")
         assert server.ask("/refit/prestop")[1] == {"left": True, "reason": ""}
+
+
+def refit_by_two_agents(server: Server, trainer: Training, steps: Steps) -> None:
+    """The first fails when the version is installed, while the engine is paused and says the old version's name; the next one finds it so."""
+    number = trainer.stand(server, steps, "label")
+    steps.go_on(FAIL)
+    server.until(f"version {number} is served", lambda: server.version() == number)
 
 
 def answered(server: Server, traffic: Traffic, version: str) -> None:

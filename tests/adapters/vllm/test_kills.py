@@ -56,14 +56,6 @@ class Trial:
         own = psutil.Process(self.server.process.pid)
         return own if name == AGENT else next(child for child in own.children(recursive=True) if " ".join(child.cmdline()).startswith(name))
 
-    def until_at(self, step: str) -> int:
-        """The next version's commit stands at that step."""
-        self.steps.name(step)
-        number = self.trainer.publish()
-        self.trainer.order(number)
-        self.server.until(f"the commit stands at {step}", lambda: self.steps.reached)
-        return number
-
 
 @contextmanager
 def trial(catalog: LocalCatalog, folder: Path) -> Iterator[Trial]:
@@ -94,7 +86,7 @@ def check(traffic: Traffic, truth: Said) -> None:
 @pytest.mark.parametrize(("victim", "kill", "step"), ENDS, ids=[f"{victim}-{kill.name}-{step}" for victim, kill, step in ENDS])
 def test_the_server_ends(victim: str, kill: signal.Signals, step: str, truth: Said, catalog_server: LocalCatalog, tmp_path: Path) -> None:
     with trial(catalog_server, tmp_path) as tried, Traffic(tried.server) as traffic:
-        tried.until_at(step)
+        tried.trainer.stand(tried.server, tried.steps, step)
         processes = psutil.Process(tried.server.process.pid).children(recursive=True)
         tried.process(victim).send_signal(kill)
         tried.steps.go_on()
@@ -112,11 +104,11 @@ def test_the_server_goes_on_with_whole_versions(truth: Said, catalog_server: Loc
     """One server: the agent fails at each step and another one takes up; then processes stand still for a while."""
     with trial(catalog_server, tmp_path) as tried, Traffic(tried.server) as traffic:
         for step in AGENT_STEPS:
-            number = tried.until_at(step)
+            number = tried.trainer.stand(tried.server, tried.steps, step)
             tried.steps.go_on(FAIL)
             served(tried, number, step)
         for victim, kill, step in GOES_ON:
-            number = tried.until_at(step)
+            number = tried.trainer.stand(tried.server, tried.steps, step)
             process = tried.process(victim)
             process.send_signal(kill)
             tried.steps.go_on()
