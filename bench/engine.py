@@ -5,7 +5,8 @@
 - "Stall" is from the begin of the pause to the end of the resume, by the agent's clock. The copy that it is compared with is torch's `copy_` of one block
   of the same bytes, in the worker process, while nothing else is asked of it; with clients, the pause waits for the step that runs.
 - Clients stream. A token gap is the time between two tokens of one answer; one of a commit overlaps its stall.
-- Staging and training share the cores of the machine with the engine: what is lost while staging is an upper bound of what it is on two machines.
+- Pulling is from the first manifest fetched to the last block verified. Trainer and engine share the cores of the machine: what is lost meanwhile is more
+  than it would be on two machines.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Interval:
 class Round:
     """One version."""
 
-    staging: Interval
+    pull: Interval
     stall: Interval
     install: float
     size: int
@@ -81,27 +82,19 @@ class Pair:
     published: int = 0
 
     def round(self, copies: int) -> Round:
-        """Publishes, stages, commits; then so many copies."""
+        """Publishes, stages and commits; then so many copies."""
         self.published += 1
         for parameter in self.model.parameters():
             parameter.data.neg_()
         version = self.trainer.publish(self.published)
         assert version is not None
-        began = time.monotonic()
-        self.order(version.number, Order.STAGE)
-        self.server.until("it is staged", lambda: self.rank()["phase"] == "Staged" and self.rank()["arena"] == version.number, VERSION_SECONDS)
-        staged = time.monotonic()
-        self.order(version.number, Order.COMMIT)
-        self.server.until("it is served", lambda: self.server.version() == version.number and self.rank()["phase"] == "Serving", VERSION_SECONDS)
+        self.catalog.run(self.catalog.store.assign(self.catalog.group, "generator-0", "0", version.number, Order.COMMIT, (), VERSION_SECONDS))
+        self.server.until("it is served", lambda: self.server.version() == version.number, VERSION_SECONDS)
         time.sleep(SETTLE_SECONDS)  # the live parameters are read back beside the serving, and the agent says what it measured
         rank = self.rank()
         parts = {timing["stage"]: timing for timing in rank["timings"]}
-        ahead = time.monotonic() - time.time()
-        stall = Interval(parts["pause"]["start"] + ahead, parts["resume"]["start"] + parts["resume"]["seconds"] + ahead)
-        return Round(Interval(began, staged), stall, parts["install"]["seconds"], rank["bytes"], self.copy(rank["bytes"], copies) if copies else 0.0)
-
-    def order(self, number: int, order: Order) -> None:
-        self.catalog.run(self.catalog.store.assign(self.catalog.group, "generator-0", "0", number, order, (), VERSION_SECONDS))
+        copy = self.copy(rank["bytes"], copies) if copies else 0.0
+        return Round(_interval(parts["pull"], parts["pull"]), _interval(parts["pause"], parts["resume"]), parts["install"]["seconds"], rank["bytes"], copy)
 
     def rank(self) -> Any:
         return self.server.ask("/refit/status")[1]["ranks"][0]
@@ -110,6 +103,12 @@ class Pair:
         status, answer, _ = self.server.ask("/collective_rpc", {"method": "plain_copy", "args": [size, times]})
         assert status == 200, answer
         return float(answer["results"][0])
+
+
+def _interval(first: dict[str, float], last: dict[str, float]) -> Interval:
+    """Parts say when they began by the wall clock, which is the same for all processes here."""
+    ahead = time.monotonic() - time.time()
+    return Interval(first["start"] + ahead, last["start"] + last["seconds"] + ahead)
 
 
 @contextmanager
@@ -147,7 +146,7 @@ def measure(folder: Path) -> list[Metric]:
         return [
             metric("load of the machine before", load),
             *stalls(idle, rounds),
-            *throughput(traffic.answers, quiet, [each.staging for each in rounds]),
+            *throughput(traffic.answers, quiet, [each.pull for each in rounds]),
             *gaps(traffic.answers, quiet, [each.stall for each in rounds]),
             metric("requests", len(traffic.answers)),
             metric("requests that failed", len(failed), most=0),
@@ -167,14 +166,14 @@ def stalls(idle: Sequence[Round], busy: Sequence[Round]) -> list[Metric]:
     ]
 
 
-def throughput(answers: Sequence[Answer], quiet: Sequence[Interval], staging: Sequence[Interval]) -> list[Metric]:
+def throughput(answers: Sequence[Answer], quiet: Sequence[Interval], pulls: Sequence[Interval]) -> list[Metric]:
     times = [at for answer in answers for at in answer.times]
-    base, staged = (sum(any(each.start <= at < each.end for each in kind) for at in times) / sum(each.seconds for each in kind) for kind in (quiet, staging))
+    base, pulling = (sum(any(each.start <= at < each.end for each in kind) for at in times) / sum(each.seconds for each in kind) for kind in (quiet, pulls))
     return [
         metric("tokens a second, nothing moves", base, "1/s"),
-        metric("tokens a second, while it stages", staged, "1/s"),
-        metric("lost while it stages", 100 * (1 - staged / base), "%"),
-        metric("a stage", 1e3 * median(each.seconds for each in staging), "ms"),
+        metric("tokens a second, while it pulls", pulling, "1/s"),
+        metric("lost while it pulls", 100 * (1 - pulling / base), "%"),
+        metric("pulling and verifying a version", 1e3 * median(each.seconds for each in pulls), "ms"),
     ]
 
 
