@@ -1,6 +1,6 @@
 """Benches: each prints a table and writes `bench/results/NAME.json`.
 
-python -m bench              # all that this machine can run, but soak, which takes half an hour
+python -m bench              # all that this machine can run, but soak, which takes an hour
 python -m bench NAME...      # plan, needs, engine, refit, device, engine_gpu, soak; docs/performance.md says what each needs
 """
 

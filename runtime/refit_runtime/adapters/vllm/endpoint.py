@@ -72,12 +72,14 @@ class RefitEndpoint:
         """A driver for each agent: its first question goes through the engine, behind all that the agent before had asked of it."""
         wait = RESTART_SECONDS[0]
         while True:
+            began = time.monotonic()
             driver = VllmDriver(core, self._pod, self._settings)
             self._agent = Agent(self._settings, catalog_of(self._settings), driver, SystemClock(), Random())
             leaver = asyncio.create_task(self._leave_when_asked(self._agent))
             try:
                 await self._agent.run()
             except Exception as error:  # noqa: BLE001  the engine serves on; an agent that is gone would leave it on this version for good
+                wait = RESTART_SECONDS[0] if time.monotonic() - began > RESTART_SECONDS[1] else wait  # it may have left the engine paused
                 log.error("the agent failed and is started again", wait=wait, stack=stack(error))  # noqa: TRY400  see `foreign`
             finally:
                 leaver.cancel()
