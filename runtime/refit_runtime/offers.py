@@ -21,6 +21,7 @@ from refit_runtime.plan.plan import Chunk, Plan
 from refit_runtime.ports import Seams
 
 FIRST_SECONDS = 20.0  # to the first sign of life of a holder; after it, its own pace tells
+SLOWEST = 50e6  # bytes a second: of a link that shares itself among all reads, so that the first ends when nearly all have arrived
 PACE, LEAST_SECONDS = 10.0, 1.0
 MANIFEST_SECONDS = 10.0
 LOOK_SECONDS = (0.02, 0.5)  # between two looks at an open holder
@@ -71,8 +72,9 @@ class Offer:
     def has(self, chunk: Chunk) -> bool:
         return self.gone is None and chunk in self.connection.pieces and self.offered.get(chunk.run, 0) >= chunk.offset + chunk.bytes
 
-    def patience(self) -> float:
-        return max(LEAST_SECONDS, PACE * median(self.paces)) if self.paces else FIRST_SECONDS
+    def patience(self, outstanding: int = 0) -> float:
+        """Seconds without an arrival, with so many bytes asked for."""
+        return max(LEAST_SECONDS, PACE * median(self.paces)) if self.paces else max(FIRST_SECONDS, outstanding / SLOWEST)
 
     def arrived(self, now: float) -> None:
         self.paces = [*self.paces[-31:], now - self.progress]

@@ -275,7 +275,8 @@ class Pull:
         for offer in {id(flight.offer): flight.offer for flight in self._flights}.values():
             if offer.gone is not None and now - offer.gone > SETTLE_SECONDS:
                 raise Stuck(f"a read from pod {offer.source.worker.pod_uid} does not end", peer=offer.source.worker.pod_uid)
-            if offer.gone is None and now - offer.progress > offer.patience():
+            outstanding = sum(flight.piece.chunk.bytes for flight in self._flights if flight.offer is offer)
+            if offer.gone is None and now - offer.progress > offer.patience(outstanding):
                 self._offers.give_up(offer, TransferTimeout(f"pod {offer.source.worker.pod_uid} sent nothing for {now - offer.progress:.1f} s"))
 
     def _settle(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from refit_api.errors import CatalogUnavailable, EngineMismatch, LeaseLost, NoClass, PeerUnavailable, ReplicaMismatch, SpecError, UnknownTensor
 from refit_api.mounted import Engine, Trainer
 from refit_api.wire import Leased, RankPhase, Role, VersionPhase
+from refit_runtime import offers
 from refit_runtime.adapters.memory import Fault
 
 MIB = 1 << 20
@@ -92,6 +93,19 @@ def test_bytes_that_stay_wrong_fail_the_stage_and_name_tensor_block_and_source(w
     assert rank.prepare(orders.commit(number)).phase is RankPhase.IDLE
     assert rank.install(orders.commit(number)).error.type == "MixedRanks"
     assert torch.equal(before, target.embed)
+
+
+def test_a_slow_link_that_shares_itself_among_all_reads_is_waited_for(world: Any, net: Any, orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing ends for a long time, then all of it."""
+    monkeypatch.setattr(offers, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(offers, "SLOWEST", BYTES / 10)
+    trainer = world.trainer(net(1))
+    rank = world.rank(net(2))
+    number = publish([trainer], 0)
+    world.faults["trainer-0"] = Fault(delay=1.5)
+    report = stage(rank, orders, number)
+    assert report.phase is RankPhase.STAGED, report
+    assert report.read_from(Role.TRAINER) == BYTES
 
 
 def test_a_read_that_never_ends_costs_the_agent_and_nothing_else(world: Any, net: Any, orders: Any) -> None:
