@@ -403,6 +403,7 @@ class RankReport:
 
     With staging Windowed `arena` is the version that an install can read, and nobody else. `arena_root`: its root, which a commit compares over the ranks.
     `reads`: who the present or last stage read from.
+    `kept`: another version that is whole in the arena (`keepPrevious`), 0 for none.
     """
 
     worker: WorkerRef
@@ -420,6 +421,7 @@ class RankReport:
     timings: tuple[Timing, ...] = ()
     error: ErrorDetail | None = None
     arena_root: Raw = b""
+    kept: int = 0
 
     def read_from(self, role: Role) -> int:
         return sum(read.bytes for read in self.reads if read.role is role)

@@ -213,7 +213,7 @@ class Agent:
 
     def _facts(self, now: float) -> object:
         """What makes a report worth sending; progress of a stage once a second."""
-        ranks = tuple((r.worker, r.phase, r.serving, r.arena, r.arena_complete, r.staging, r.plan_key, r.error) for r in self._ranks)
+        ranks = tuple((r.worker, r.phase, r.serving, r.arena, r.arena_complete, r.kept, r.staging, r.plan_key, r.error) for r in self._ranks)
         staging = any(rank.phase is RankPhase.STAGING for rank in self._ranks)
         order = (self._assignment.catalog_epoch, self._assignment.seq) if self._assignment is not None else (0, 0)
         return ranks, order, self._commit.timings, self._fence.reason, self._error, self._silence is None, int(now / PROGRESS_SECONDS) if staging else 0
@@ -253,7 +253,7 @@ class Agent:
         await self._confirm_leaving()
         self._leaving = True
         await self._engine.discard()
-        for number in sorted({rank.arena for rank in await self._engine.status()} - {0}):
+        for number in sorted({number for rank in await self._engine.status() for number in (rank.arena, rank.kept)} - {0}):
             await self._engine.release(number)
         self._moved.set()
 
@@ -273,4 +273,8 @@ class Agent:
 
 def _has(rank: RankReport, number: int) -> bool:
     """Whole and verified, or already live."""
-    return rank.serving == number or (rank.arena == number and rank.arena_complete and rank.phase is not RankPhase.STAGING)
+    return rank.serving == number or (number in _whole(rank) and rank.phase is not RankPhase.STAGING)
+
+
+def _whole(rank: RankReport) -> set[int]:
+    return {rank.arena if rank.arena_complete else 0, rank.kept} - {0}

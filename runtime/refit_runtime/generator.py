@@ -1,8 +1,8 @@
 """The client of frameworks that drive their generators themselves (`rollout.policy: Manual`): stage, install and release at their own safe points.
 
-In a managed group these calls are refused: there the agent carries out the operator's orders, and two drivers would tear a generator apart. The operator
-of this release runs managed groups only (`Manual` is refused as NotImplemented), so the client serves groups whose settings somebody else mounts.
-What the rank does is told to the catalog beside the calls, so that leases, relays and status are right; while the catalog is away nothing waits for it.
+In a managed group these calls are refused: there the agent carries out the operator's orders, and two drivers would tear a generator apart.
+What the rank does is told to the catalog beside the calls, so that leases, relays, readiness and status are right; each rank speaks for itself. While the
+catalog is away nothing waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 
 import structlog
 from refit_api.errors import ManagedByOperator, RefitError
-from refit_api.wire import Order, Report
+from refit_api.wire import Order, RankPhase, Report
 
 from refit_runtime.ports import CommitOrder, Seams, StageOrder, WeightTarget
 from refit_runtime.rank import GeneratorRank, Staged
@@ -84,7 +84,7 @@ class GeneratorClient:
         if self._settings.rollout.managed:
             raise ManagedByOperator(
                 f"{call}: the operator drives the generators of a group with spec.rollout.policy {self._settings.rollout.policy}. GeneratorClient needs "
-                "Manual, which the operator of this release refuses; in a managed group run refit_runtime.agent.Agent over refit_runtime.rank.GeneratorRank",
+                "Manual; in a managed group run refit_runtime.agent.Agent over refit_runtime.rank.GeneratorRank",
                 seen=self._settings.rollout.policy,
                 expected="Manual",
             )
@@ -98,9 +98,10 @@ class GeneratorClient:
         while not self._closing.is_set():
             self._news.wait(wait)
             self._news.clear()
-            worker = self._rank.worker
+            worker, rank = self._rank.worker, self._rank.report()
+            fenced = rank.phase is RankPhase.FENCED
             try:
-                self._seams.catalog.report(Report(worker.group, worker.ref, worker.registered.catalog_epoch, self._seq, (self._rank.report(),)))
+                self._seams.catalog.report(Report(worker.group, worker.ref, worker.registered.catalog_epoch, self._seq, (rank,), fenced, rank.error))
                 wait = self._settings.versions.lease_seconds / 3
             except RefitError as error:
                 log.info("report not delivered", error=error.message)

@@ -313,8 +313,7 @@ def _contents(ref: WorkerRef, phase: RankPhase, stager: Stager, served: Holding 
     """What is in the arena and in the live parameters. `arena` is what may be installed, and read whole by others: the wanted version, else the served one."""
     progress, held = stager.progress, stager.holdings.all()
     whole = [holding for holding in held if holding.ready and not holding.closed]
-    best = sorted(whole, key=lambda holding: (holding.number != wanted, served is None or holding.number != served.number))
-    arena = best[0] if best else None
+    arena, kept, *_ = (*sorted(whole, key=lambda holding: (holding.number != wanted, served is None or holding.number != served.number)), None, None)
     staging = progress.number if phase is RankPhase.STAGING else 0
     here = next((holding for holding in held if holding.number == progress.number), None)
     key = progress.plan_key if staging else arena.plan_key if arena is not None else served.plan_key if served is not None else ""
@@ -327,6 +326,7 @@ def _contents(ref: WorkerRef, phase: RankPhase, stager: Stager, served: Holding 
         arena=arena.number if arena is not None else 0,
         arena_complete=arena is not None,
         arena_root=arena.root if arena is not None else b"",
+        kept=kept.number if kept is not None else 0,
         plan_key=key,
         staging=staging,
         verified=here.verified_bytes if here is not None else 0,

@@ -502,7 +502,7 @@ class ReadFrom(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("worker", "coordinate", "phase", "serving", "serving_root", "arena", "arena_complete", "plan_key", "staging", "verified", "bytes", "reads", "timings", "error", "arena_root")
+    __slots__ = ("worker", "coordinate", "phase", "serving", "serving_root", "arena", "arena_complete", "plan_key", "staging", "verified", "bytes", "reads", "timings", "error", "arena_root", "kept")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     COORDINATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +518,7 @@ class RankReport(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ARENA_ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerRef
     coordinate: str
     phase: RankPhase
@@ -533,7 +534,8 @@ class RankReport(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[Timing]
     error: ErrorDetail
     arena_root: bytes
-    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[ReadFrom, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., arena_root: _Optional[bytes] = ...) -> None: ...
+    kept: int
+    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., coordinate: _Optional[str] = ..., phase: _Optional[_Union[RankPhase, str]] = ..., serving: _Optional[int] = ..., serving_root: _Optional[bytes] = ..., arena: _Optional[int] = ..., arena_complete: bool = ..., plan_key: _Optional[str] = ..., staging: _Optional[int] = ..., verified: _Optional[int] = ..., bytes: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[ReadFrom, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ..., arena_root: _Optional[bytes] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("group", "worker", "catalog_epoch", "seq", "ranks", "fenced", "error", "leaving")

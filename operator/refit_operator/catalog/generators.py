@@ -33,24 +33,38 @@ def report(group: Group, request: wire.Report, at: Moment) -> Outcome:
         worker = group.workers.get(key_of(rank.worker))
         if worker is not None and worker.ref == rank.worker:
             group = beat(_hold(group, worker, rank), worker, at.now)
-    return replace(group, reports={**group.reports, generator: request}), wire.Done()
+    return replace(group, reports={**group.reports, generator: _whole(group, generator, request)}), wire.Done()
+
+
+def _whole(group: Group, generator: GeneratorKey, said: wire.Report) -> wire.Report:
+    """With what its other ranks said of themselves: an agent speaks for all, ranks that a framework drives each for itself."""
+    known, heard = group.reports.get(generator), {key_of(rank.worker) for rank in said.ranks}
+    others = [rank for rank in (known.ranks if known is not None else ()) if key_of(rank.worker) not in heard]
+    others = [rank for rank in others if (worker := group.workers.get(key_of(rank.worker))) is not None and worker.ref == rank.worker]
+    return replace(
+        said,
+        ranks=(*said.ranks, *others),
+        fenced=said.fenced or any(rank.phase is wire.RankPhase.FENCED for rank in others),
+        error=said.error or next((rank.error for rank in others if rank.error is not None), None),
+    )
 
 
 def _hold(group: Group, worker: Worker, rank: wire.RankReport) -> Group:
     """The rank's holdings follow its report."""
     key = key_of(worker.ref)
-    mentioned = {number for number in (rank.arena, rank.staging) if number}
+    mentioned = {number for number in (rank.arena, rank.staging, rank.kept) if number}
     left = {number for number, held in group.holders.items() if key in held and number not in mentioned}
     if left:
         group = group.drop_holders({key}, left)
     for number in mentioned:
         entry = group.versions.get(number)
-        if entry is None or entry.version.phase in ENDED or entry.version.plan_key != rank.plan_key or worker.endpoint is None:
+        foreign = entry is not None and number != rank.kept and entry.version.plan_key != rank.plan_key
+        if entry is None or entry.version.phase in ENDED or foreign or worker.endpoint is None:
             continue
         holder = group.holder(number, worker.ref)
         if holder is None or holder.ref != worker.ref:
             holder = Holder(worker.ref, worker.endpoint, coordinate=worker.coordinate, closed_at=entry.closed_at)
-        following = replace(holder, complete=rank.arena == number and rank.arena_complete)
+        following = replace(holder, complete=number == rank.kept or (number == rank.arena and rank.arena_complete))
         if following != group.holder(number, worker.ref):
             group = group.put_holder(number, following)
     return group

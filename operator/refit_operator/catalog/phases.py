@@ -110,7 +110,7 @@ def _alive(group: Group, number: int) -> bool:
     """Somebody holds, reads, serves or stages it."""
     if number in group.leases or any(holder.closed_at is None for holder in group.held(number)):
         return True
-    return any(number in (rank.serving, rank.staging, rank.arena) for report in group.reports.values() for rank in report.ranks)
+    return any(number in (rank.serving, rank.staging, rank.arena, rank.kept) for report in group.reports.values() for rank in report.ranks)
 
 
 def _prune(group: Group) -> Group:
