@@ -95,6 +95,7 @@ class Reason(Word):
     WAITING_FOR_GENERATORS = "WaitingForGenerators", "No complete engine class has registered yet, so nothing can be planned."
     WAITING_FOR_PUBLISH = "WaitingForPublish", "No usable version yet, or a new engine class needs the next one: the trainer must publish."
     ROLLING_OUT = "RollingOut", "Generators are staging or committing the target version."
+    FRAMEWORK_DRIVEN = "FrameworkDriven", "rollout.policy Manual: the framework decides when generators take the newest version."
     PAUSED = "Paused", "rollout.paused: new versions are recorded, generators stay where they are."
     CATALOG_REBUILDING = "CatalogRebuilding", "The catalog lost its memory; workers are registering again, nothing is decided from absence."
     SUSPEND_REQUESTED = "SuspendRequested", "spec.suspend is true."

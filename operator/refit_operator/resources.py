@@ -197,7 +197,7 @@ def _inject(group: Group, spec: RefitGroupSpec, role: str, pod: Manifest) -> Non
     pod.setdefault("terminationGracePeriodSeconds", drain if role == names.ROLE_GENERATOR else _TRAINER_GRACE_SECONDS)
     if role == names.ROLE_GENERATOR:
         _add(pod, "readinessGates", "conditionType", [{"conditionType": names.READINESS_GATE}])
-        for container in _items(pod, "containers")[:1]:
+        for container in _items(pod, "containers")[: 1 if spec.rollout.policy != "Manual" else 0]:  # its route is the agent's, which Manual has not
             _prestop(container)
 
 
@@ -260,8 +260,10 @@ def _mounts() -> list[Manifest]:
 
 def _start_settings(group: Group, spec: RefitGroupSpec, role: str) -> Any:
     settings = mounted_settings(group, spec, "catalog:1")
-    own = settings.trainer if role == names.ROLE_TRAINER else settings.engine
-    return [part.model_dump(mode="json") for part in (settings.model, own, settings.transport)]
+    if role == names.ROLE_TRAINER:
+        return [part.model_dump(mode="json") for part in (settings.model, settings.trainer, settings.transport)]
+    driven = [] if settings.rollout.managed else ["driven"]
+    return [part.model_dump(mode="json") for part in (settings.model, settings.engine, settings.transport)] + driven
 
 
 def _digest(value: Any) -> str:

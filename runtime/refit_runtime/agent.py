@@ -273,8 +273,5 @@ class Agent:
 
 def _has(rank: RankReport, number: int) -> bool:
     """Whole and verified, or already live."""
-    return rank.serving == number or (number in _whole(rank) and rank.phase is not RankPhase.STAGING)
-
-
-def _whole(rank: RankReport) -> set[int]:
-    return {rank.arena if rank.arena_complete else 0, rank.kept} - {0}
+    whole = (rank.arena if rank.arena_complete else 0, rank.kept)
+    return rank.serving == number or (number in whole and rank.phase is not RankPhase.STAGING)

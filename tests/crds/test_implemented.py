@@ -22,9 +22,8 @@ def test_defaults_are_implemented() -> None:
     [
         pytest.param({"generators": {"template": {}, "engine": {"commit": "Remap"}}}, "spec.generators.engine.commit", "Remap", "Copy", id="a word"),
         pytest.param({"trainer": {"template": {}, "arenas": 2}}, "spec.trainer.arenas", "2", "1", id="another number"),
-        pytest.param({"generators": {"template": {}, "engine": {"keepPrevious": True}}}, "spec.generators.engine.keepPrevious", "true", "false", id="a switch"),
         pytest.param({"generators": {"templateRef": {"name": "t"}}}, "spec.generators.templateRef", "a value", "leave it out", id="a part"),
-        pytest.param({"rollout": {"policy": "Manual"}}, "spec.rollout.policy", "Manual", "Latest or Pinned", id="one word of several"),
+        pytest.param({"rollout": {"barrier": "Fleet"}}, "spec.rollout.barrier", "Fleet", "Generator", id="one word of several"),
         pytest.param({"transport": {"tls": ["rc"]}}, "spec.transport.tls", "a value", "leave it out", id="a list"),
         pytest.param({"rollout": {"partition": "20%"}}, "spec.rollout.partition", "20%", "0", id="a percentage"),
     ],

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from refit_api.status import RefitGroupStatus
 from refit_api.wire import Order, Role, VersionPhase
-from refit_operator.decide.actions import Action, Announce, Apply, Confirm, CreateRecord, Delete, MarkPod, Protect, ReleaseRecord, WriteStatus
-from refit_operator.decide.facts import Child, Observed, Verdict, Wants
+from refit_operator.decide.actions import Action, Announce, Apply, Assign, Confirm, CreateRecord, Delete, MarkPod, Protect, ReleaseRecord, WriteStatus
+from refit_operator.decide.facts import CatalogFacts, Child, Observed, Record, Verdict, Wants
 from refit_operator.decide.group import Decision, decide
 from refit_operator.decide.memory import Memory
 
@@ -181,6 +181,83 @@ def test_the_second_look_writes_and_announces_nothing(row: Row) -> None:
     second = run(row.seen, dict(written.status), row.replicas, first.memory, NOW + 1, **row.spec)
     assert only(second.actions, WriteStatus) == []
     assert only(second.actions, Announce) == []
+
+
+MANUAL = {"rollout__policy": "Manual"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "failed"),
+    [
+        pytest.param(catalog(generator("a", **SERVES), versions=V2), ("AllAtTarget", "EnoughGenerators", "NothingWrong"), 0, id="it has the newest"),
+        pytest.param(
+            catalog(generator("a", serving=1, arena=1), versions=V2), ("FrameworkDriven", "EnoughGenerators", "NothingWrong"), 0, id="when it likes"
+        ),
+        pytest.param(
+            catalog(generator("a", serving=1, arena=1, error=failure()), versions=V2),
+            ("GeneratorsFailed", "EnoughGenerators", "GeneratorsFailed"), 1, id="what kept it from it",
+        ),
+        pytest.param(
+            catalog(generator("a", fenced=True, error=failure()), versions=V2), ("GeneratorsFailed", "GeneratorsFailed", "GeneratorsFenced"), 1, id="fenced"
+        ),
+    ],
+)  # fmt: skip
+def test_a_group_that_its_framework_drives(facts: CatalogFacts, expected: tuple[str, str, str], failed: int) -> None:
+    """No order, no deadline: what generators serve and what went wrong is told all the same."""
+    seen = observed(facts)
+    first = run(seen, **MANUAL)
+    late = run(seen, memory=first.memory, now=NOW + 10_000, **MANUAL)
+    for decision in (first, late):
+        said = conditions(decision)
+        assert (said["WeightsCurrent"][1], said["Ready"][1], said["Degraded"][1]) == expected
+        assert said["Stalled"] == GOOD
+        assert only(decision.actions, Assign) == []
+    counted = status_of(late).generators
+    assert counted is not None
+    assert counted.failed == failed
+
+
+FAILED_AT_2 = {"serving": 1, "arena": 1, "assignment": order(2)}
+FINAL, PASSES, GONE = failure("InstallError"), failure("TransferTimeout", 1.0), failure("VersionRetired")
+
+
+@pytest.mark.parametrize(
+    ("facts", "records", "parts", "refused"),
+    [
+        pytest.param(catalog(generator("a", **FAILED_AT_2, error=FINAL)), (), {}, True, id="it cannot be installed"),
+        pytest.param(catalog(generator("a", **FAILED_AT_2, error=PASSES)), (), {}, False, id="it may pass"),
+        pytest.param(catalog(generator("a", **FAILED_AT_2, error=GONE)), (), {}, False, id="a peer's fault says nothing of it"),
+        pytest.param(catalog(generator("a", **FAILED_AT_2, error=FINAL)), (), {"rollout__onFailure": "Retry"}, False, id="not asked for"),
+        pytest.param(catalog(generator("a", **FAILED_AT_2, error=FINAL)), (), {"rollout__paused": True}, False, id="not while paused"),
+        pytest.param(
+            catalog(generator("a", **FAILED_AT_2, error=FINAL)), (record(2, status={"convergedAt": "2027-01-01T00:00:00Z"}),), {}, False, id="all served it"
+        ),
+        pytest.param(catalog(generator("a", assignment=order(2), fenced=True, error=FINAL)), (), {}, False, id="nothing to go back to"),
+        pytest.param(
+            catalog(generator("a", assignment=order(2), fenced=True, error=FINAL), generator("b", serving=1)), (), {}, True, id="a peer serves the one before"
+        ),
+    ],
+)
+def test_what_is_taken_back(facts: CatalogFacts, records: tuple[Record, ...], parts: dict[str, Any], refused: bool) -> None:
+    spec_parts = {"rollout__onFailure": "Rollback", "generators__engine": {"keepPrevious": True}, **parts}
+    held = replace(facts, versions=(state(1, offered=False, trainers=0), state(2)))
+    decision = run(observed(held, records=records), replicas=2, **spec_parts)
+    assert dict(decision.memory.refused) == ({2: "pod a: InstallError: it did not work"} if refused else {})
+
+
+def test_a_version_that_is_taken_back_says_why_for_good() -> None:
+    """Its WeightVersion remembers what this process may forget; an event tells once."""
+    parts = {"rollout__onFailure": "Rollback", "generators__engine": {"keepPrevious": True}}
+    facts = catalog(generator("a", **FAILED_AT_2, error=FINAL), versions=(state(1), state(2)))
+    first = run(observed(facts, records=(record(1), record(2))), **parts)
+    status = next(dict(w.status) for w in only(first.actions, WriteStatus) if w.uid == "uid-2")
+    back = next(c for c in status["conditions"] if c["type"] == "Rejected")
+    assert (back["status"], back["reason"], back["message"]) == ("True", "RolledBack", "pod a: InstallError: it did not work")
+    assert [(event.name, event.reason) for event in only(first.actions, Announce) if event.kind == "WeightVersion"] == [("demo-v000000002", "RolledBack")]
+    again = run(observed(facts, records=(record(1), record(2, status=status))), **parts)
+    assert status_of(again).target_version == 1
+    assert [w for w in only(again.actions, WriteStatus) if w.uid == "uid-2"] == []
+    assert [event for event in only(again.actions, Announce) if event.kind == "WeightVersion"] == []
 
 
 def test_nothing_is_applied_while_the_spec_is_refused() -> None:

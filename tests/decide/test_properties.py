@@ -19,7 +19,7 @@ from refit_operator.resources import resolved
 from tests.decide.world import NOW, SITE, catalog, failure, generator, group, observed, pod, spec, state
 from tests.examples import examples
 
-EVENTS = ("publish", "stage", "finish", "commit", "fail", "restart", "leave", "join", "wait", "release")
+EVENTS = ("publish", "stage", "finish", "commit", "fail", "break", "restart", "leave", "join", "wait", "release")
 
 
 @dataclass
@@ -32,12 +32,12 @@ class Engine:
     progress: float = 0.0
     assignment: Assignment | None = None
     heard: tuple[int, int] = (0, 0)
-    failed: bool = False
+    failed: str = ""
     fenced: bool = False
 
     def facts(self, name: str) -> Generator:
         phase = RankPhase.STAGING if self.staging else RankPhase.STAGED if self.arena != self.serving else RankPhase.SERVING if self.serving else RankPhase.IDLE
-        error = failure("PeerUnavailable", 0.1) if self.failed else None
+        error = failure(self.failed, 0.1 if self.failed == "PeerUnavailable" else None) if self.failed else None
         return generator(
             name, serving=self.serving, arena=self.arena, staging=self.staging, progress=self.progress,
             phase=phase, assignment=self.assignment, heard=self.heard, error=error, fenced=self.fenced,
@@ -102,15 +102,17 @@ def obey(engine: Engine, event: str) -> None:
         return
     fresh = engine.heard < (1, order.seq)
     if event == "stage" and order.order is Order.STAGE and (fresh or not engine.failed):
-        engine.heard, engine.failed = (1, order.seq), False
+        engine.heard, engine.failed = (1, order.seq), ""
         if engine.arena != order.target:
             engine.staging, engine.arena, engine.progress = order.target, 0, 0.5
     elif event == "finish" and engine.staging:
         engine.arena, engine.staging = engine.staging, 0
     elif event == "commit" and order.order is Order.COMMIT and engine.arena == order.target:
-        engine.heard, engine.serving, engine.failed, engine.fenced = (1, order.seq), order.target, False, False
-    elif event == "fail" and fresh:
-        engine.heard, engine.failed, engine.staging = (1, order.seq), True, 0
+        engine.heard, engine.serving, engine.failed, engine.fenced = (1, order.seq), order.target, "", False
+    elif event == "stage" and order.order is Order.ABORT and fresh:
+        engine.heard, engine.failed, engine.arena, engine.staging = (1, order.seq), "", engine.serving, 0
+    elif event in ("fail", "break") and fresh:
+        engine.heard, engine.failed, engine.staging = (1, order.seq), "PeerUnavailable" if event == "fail" else "InstallError", 0
 
 
 def orders(decision: Decision) -> list[Assign]:
@@ -121,6 +123,7 @@ SPECS = st.fixed_dictionaries(
     {
         "rollout__maxConcurrent": st.sampled_from([1, "50%", "100%"]),
         "fanout__topology": st.sampled_from(["Auto", "Direct", "Chain"]),
+        "rollout__onFailure": st.sampled_from(["KeepPrevious", "Retry", "Rollback"]),
         "generators__minAvailable": st.sampled_from([0, 1, 2, "100%"]),
     }
 )
@@ -136,8 +139,11 @@ def test_at_every_moment(parts: dict[str, Any], events: list[str], random: rando
         decision = world.decide()
         assert world.decide(world.look(random)).actions == decision.actions, "the order of facts must not matter"
         for order in orders(decision):
+            assert order.target not in decision.memory.refused, "what was taken back is not given out again"
             if order.order is Order.COMMIT:
                 assert world.engines[order.pod_uid].arena == order.target, "only who has staged commits"
+        assert set(world.memory.refused) <= set(decision.memory.refused), "and stays so"
+        assert parts["rollout__onFailure"] == "Rollback" or not decision.memory.refused
         marked = [action for action in decision.actions if isinstance(action, MarkPod) and not action.synced]
         assert all(world.engines[mark.name].serving == 0 or world.engines[mark.name].fenced for mark in marked), "who serves stays in service"
         world.carry_out(decision)
@@ -150,11 +156,12 @@ def test_at_every_moment(parts: dict[str, Any], events: list[str], random: rando
 @examples(20)
 @given(SPECS, st.lists(st.sampled_from(EVENTS), max_size=25), st.randoms(use_true_random=False))
 def test_in_the_end_everybody_serves_the_target(parts: dict[str, Any], events: list[str], random: randomness.Random) -> None:
-    """When nothing more goes wrong, the fleet converges in a bounded number of steps, whatever happened before."""
+    """When nothing more goes wrong, the fleet converges in a bounded number of steps on the next version, whatever happened before."""
     world = World(parts, engines={"g-a": Engine(), "g-b": Engine()})
     for event in events:
         world.happen(event, random)
         world.carry_out(world.decide())
+    world.happen("publish", random)
     for _ in range(12 * (len(world.engines) + 1)):
         world.now += 120.0
         world.carry_out(world.decide())
@@ -162,6 +169,29 @@ def test_in_the_end_everybody_serves_the_target(parts: dict[str, Any], events: l
             for event in ("stage", "finish", "commit"):
                 obey(engine, event)
     assert {engine.serving for engine in world.engines.values()} <= {world.newest}
+
+
+@examples(20)
+@given(SPECS, st.lists(st.sampled_from(EVENTS), max_size=25), st.randoms(use_true_random=False))
+def test_a_version_that_nobody_can_install_leaves_everybody_on_the_one_before(parts: dict[str, Any], events: list[str], random: randomness.Random) -> None:
+    """With Rollback, and however far it came, as long as somebody serves or offers the one before."""
+    world = World({**parts, "rollout__onFailure": "Rollback"}, engines={"g-a": Engine(serving=1, arena=1), "g-b": Engine(serving=1, arena=1)}, newest=2)
+    broken = 2
+    world.carry_out(world.decide())
+    for event in events:
+        if event not in ("publish", "break", "fail", "restart", "leave"):
+            world.happen(event, random)
+            world.carry_out(world.decide())
+    if all(engine.serving == broken for engine in world.engines.values()):
+        return
+    for _ in range(12 * (len(world.engines) + 1)):
+        world.now += 120.0
+        world.carry_out(world.decide())
+        for engine in world.engines.values():
+            hit = engine.assignment is not None and engine.assignment.target == broken and engine.serving != broken
+            for event in ("break",) if hit else ("stage", "finish", "commit"):
+                obey(engine, event)
+    assert {engine.serving for engine in world.engines.values()} == {1}
 
 
 def test_a_pod_that_is_leaving_gets_no_orders() -> None:

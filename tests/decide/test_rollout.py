@@ -35,6 +35,7 @@ class Row:
 
 AT_OLD = {"serving": 1, "arena": 1}
 AT_NEW = {"serving": 2, "arena": 2}
+RETRY = {"rollout__onFailure": "Retry"}
 
 ROWS = [
     Row("nobody is there, nothing is ordered", [], []),
@@ -165,6 +166,51 @@ ROWS = [
     Row("but for a while it does", [generator("a", **AT_OLD, assignment=order(2)), generator("b", **AT_OLD)], []),
     Row("paused: nobody who serves moves", [generator("a", **AT_OLD), generator("b", **AT_NEW)], [], spec={"rollout__paused": True}),
     Row("paused: a joiner joins", [generator("a", **AT_OLD), generator("b")], [("b", 1, STAGE, "a")], target=1, spec={"rollout__paused": True}),
+    Row("what it keeps is committed without a pull", [generator("a", serving=2, arena=2, kept=1)], [("a", 1, COMMIT, "trainers")], target=1),
+    Row("who keeps a version is a source of it", [generator("a", serving=2, arena=2, kept=1), generator("b")], [("b", 2, STAGE, "a")]),
+    Row(
+        "Retry: an error that does not pass is tried again",
+        [generator("a", **AT_OLD, assignment=order(2), error=failure())],
+        [("a", 2, STAGE, "trainers")],
+        spec=RETRY,
+        memory=Memory(attempts={"a/0": Attempt(2, 3, (1, 1), NOW - 1)}),
+    ),
+    Row(
+        "three times",
+        [generator("a", **AT_OLD, assignment=order(2), error=failure())],
+        [],
+        spec=RETRY,
+        memory=Memory(attempts={"a/0": Attempt(2, 4, (1, 1), NOW - 1)}),
+    ),
+    Row(
+        "also an install, from what is there",
+        [generator("a", **AT_OLD, kept=2, assignment=order(2, COMMIT), error=failure("InstallError"))],
+        [("a", 2, COMMIT, "trainers")],
+        spec=RETRY,
+        memory=Memory(attempts={"a/0": Attempt(2, 1, (1, 1), NOW - 1)}),
+    ),
+    Row(
+        "taken back: who has not installed it gives it up, who has goes back",
+        [generator("a", serving=1, arena=2, assignment=order(2)), generator("b", **AT_NEW, assignment=order(2, COMMIT)), generator("c", **AT_OLD)],
+        [("b", 1, STAGE, "c"), ("a", 1, Order.ABORT, "trainers")],
+        target=1,
+        memory=Memory(refused={2: "why"}),
+    ),
+    Row(
+        "and it is told so once",
+        [generator("a", serving=1, arena=2, assignment=order(1, Order.ABORT))],
+        [],
+        target=1,
+        memory=Memory(refused={2: "why"}),
+    ),
+    Row(
+        "a newer one replaces it at once, however far it came",
+        [generator("a", serving=1, arena=2, assignment=order(2))],
+        [("a", 3, STAGE, "trainers")],
+        target=3,
+        memory=Memory(refused={2: "why"}),
+    ),
+    Row("Manual: nobody gets an order", [generator("a"), generator("b", arena=2)], [], spec={"rollout__policy": "Manual"}),
     Row("a generator with a rank missing is not ordered about", [generator("a", whole=False)], []),
 ]
 

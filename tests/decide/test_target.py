@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from refit_api.wire import VersionPhase
 from refit_operator.decide.facts import CatalogFacts, Record
-from refit_operator.decide.target import choose
+from refit_operator.decide.target import choose, rejected
 
 from tests.decide.world import NOW, catalog, fleet, generator, group, record, spec, state
 
@@ -44,6 +44,7 @@ PIN = {"rollout": {"policy": "Pinned", "pinnedVersion": 1}}
             catalog(settled=False, versions=V123), (), {"currentVersion": 2}, {}, 3, 2, 0, id="a catalog without memory does not undo what is current"
         ),
         pytest.param(catalog(AT[3], versions=V123), (), {}, PIN, 1, 3, 0, id="Pinned"),
+        pytest.param(catalog(AT[2], versions=V123), (), {}, {"rollout__policy": "Manual"}, 3, 2, 0, id="Manual: what a framework may install"),
         pytest.param(catalog(AT[2], versions=V123), (), {"targetVersion": 2}, {"rollout__paused": True}, 2, 2, 0, id="paused: where they are"),
         pytest.param(catalog(versions=V123), (), {"targetVersion": 2}, {"rollout__paused": True}, 2, 0, 0, id="also when all of them died"),
         pytest.param(catalog(versions=V123), (), {}, {"rollout__paused": True}, 3, 0, 0, id="a group that never served takes its first"),
@@ -55,7 +56,7 @@ def test_versions(
     made = spec(2, **parts)
     least = made.generators.min_available
     assert isinstance(least, int)
-    chosen = choose(made, group(status=status), facts, records, fleet(facts), least)
+    chosen = choose(made, group(status=status), facts, records, rejected(records), fleet(facts), least)
     assert (chosen.target, chosen.current, chosen.previous) == (target, current, previous)
 
 
@@ -71,6 +72,6 @@ def test_versions(
     ],
 )
 def test_a_pin_needs_a_holder(facts: CatalogFacts, missing: bool) -> None:
-    problem = choose(spec(**PIN), group(), facts, (record(1),), fleet(facts), 1).problem
+    problem = choose(spec(**PIN), group(), facts, (record(1),), frozenset(), fleet(facts), 1).problem
     assert (problem is not None) is missing
     assert problem is None or problem.reason == "VersionNotFound"

@@ -136,7 +136,7 @@ SERVES = {"serving": 2, "arena": 2, "assignment": order(2, Order.COMMIT)}
     ],
 )
 def test_status(facts: CatalogFacts, says: dict[str, tuple[str, str]], adoption: tuple[int, int, int, int]) -> None:
-    made, _ = status(spec(2), record(2), facts.versions[0], fleet(facts), Versions(2, 1, 0), ("target",), NOW)
+    made, _ = status(spec(2), record(2), facts.versions[0], fleet(facts), Versions(2, 1, 0), ("target",), None, NOW)
     said = {c.type: (c.status, c.reason) for c in made.conditions}
     assert {kind: said[kind] for kind in says} == says
     assert made.adoption is not None
@@ -146,9 +146,9 @@ def test_status(facts: CatalogFacts, says: dict[str, tuple[str, str]], adoption:
 def test_once_converged_always_converged() -> None:
     """A version that everybody served and left did converge."""
     facts = catalog(generator("a", **SERVES), versions=(state(2),))
-    made, _ = status(spec(), record(2), facts.versions[0], fleet(facts), Versions(2, 2, 1), (), NOW)
+    made, _ = status(spec(), record(2), facts.versions[0], fleet(facts), Versions(2, 2, 1), (), None, NOW)
     moved = catalog(generator("a", serving=3, arena=3, assignment=order(3, Order.COMMIT)), versions=(state(2),))
     later = record(2, status=made.model_dump(by_alias=True, exclude_none=True))
-    again, _ = status(spec(), later, moved.versions[0], fleet(moved), Versions(3, 3, 2), (), NOW + 60)
+    again, _ = status(spec(), later, moved.versions[0], fleet(moved), Versions(3, 3, 2), (), None, NOW + 60)
     assert again.converged_at == made.converged_at
     assert next(c for c in again.conditions if c.type == "Converged").status == "True"

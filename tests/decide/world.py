@@ -66,8 +66,8 @@ def order(target: int, kind: Order = Order.STAGE, seq: int = 1, parent: str = ""
 ENDPOINT = Endpoint("10.0.0.1", 7451, "PEM")
 
 
-def generator(name: str, *, serving: int = 0, arena: int = 0, staging: int = 0, progress: float = 0.0, **fields: Any) -> Generator:
-    """`arena`: staged completely. What is staged or being staged is offered, unless `offers` says otherwise."""
+def generator(name: str, *, serving: int = 0, arena: int = 0, kept: int = 0, staging: int = 0, progress: float = 0.0, **fields: Any) -> Generator:
+    """`arena`, `kept`: staged completely. What is staged or being staged is offered, unless `offers` says otherwise."""
     phase = RankPhase.STAGING if staging else RankPhase.SERVING if serving and serving == arena else RankPhase.STAGED if arena else RankPhase.IDLE
     phase = fields.pop("phase", phase)
     report = RankReport(
@@ -78,10 +78,11 @@ def generator(name: str, *, serving: int = 0, arena: int = 0, staging: int = 0, 
         arena=arena or staging,
         arena_complete=bool(arena),
         staging=staging,
+        kept=kept,
         verified=int(progress * 1000),
         bytes=1000,
     )
-    offers = fields.pop("offers", {**({arena: True} if arena else {}), **({staging: False} if staging else {})})
+    offers = fields.pop("offers", {**({arena: True} if arena else {}), **({kept: True} if kept else {}), **({staging: False} if staging else {})})
     made = Generator(name, "0", "class-a", True, (GeneratorRank(worker(name), "tp0", ENDPOINT, report),), offers=offers)
     assignment: Assignment | None = fields.pop("assignment", None)
     heard = fields.pop("heard", (assignment.catalog_epoch, assignment.seq) if assignment else (0, 0))

@@ -20,6 +20,7 @@ from refit_operator.decide import health, refits, versions
 from refit_operator.decide.actions import Action, Announce, Apply, Confirm, Delete, MarkPod, Protect, ReleaseRecord, WriteStatus
 from refit_operator.decide.conditions import Finding, merge, turned
 from refit_operator.decide.facts import Group, Observed
+from refit_operator.decide.failures import taken_back
 from refit_operator.decide.health import Situation
 from refit_operator.decide.members import Member, members
 from refit_operator.decide.memory import Memory
@@ -54,12 +55,14 @@ def decide(spec: RefitGroupSpec, group: Group, observed: Observed, site: Site, m
     facts, bound = observed.catalog, float(spec.versions.drain_seconds + spec.versions.lease_seconds)
     if group.deleting:
         return let_go(observed, bound, memory, now)
-    fleet = members(observed, int(group.status.get("currentVersion", 0)))
-    chosen = choose(spec, group, facts, observed.records, fleet, Situation(spec, observed, fleet, Versions(0, 0, 0)).least)
+    fleet = members(observed, int(group.status.get("currentVersion", 0)), spec.rollout.policy == "Manual")
+    memory = replace(memory, refused=taken_back(spec, facts, observed.records, fleet, memory.refused))
+    least = Situation(spec, observed, fleet, Versions(0, 0, 0)).least
+    chosen = choose(spec, group, facts, observed.records, frozenset(memory.refused), fleet, least)
     halted = health.spec_problem(spec, observed)
     plan = roll(spec, facts, fleet, 0 if halted else chosen.target, memory, now)
     memory, stuck = _progress(spec, observed, fleet, chosen, plan.memory, now)
-    situation = Situation(spec, observed, fleet, chosen, stuck)
+    situation = Situation(spec, observed, fleet, chosen, stuck, memory)
     actions: list[Action] = [*versions.create(group, facts)]
     if halted is None:
         actions += _children(spec, group, observed, site)
@@ -133,9 +136,9 @@ def _protect(spec: RefitGroupSpec, observed: Observed, chosen: Versions, memory:
 def _progress(spec: RefitGroupSpec, observed: Observed, fleet: Sequence[Member], chosen: Versions, memory: Memory, now: float) -> tuple[Memory, bool]:
     """Whether nothing moved for too long although there is something to do. Waiting for the trainer to publish is not our delay."""
     pods = tuple(sorted((p.uid, p.ready, p.leaving) for p in observed.pods))
-    seen = (chosen.target, pods, len(observed.catalog.trainers), tuple((m.id, m.serving, m.staged, m.staging, round(m.progress, 3)) for m in fleet))
+    seen = (chosen.target, pods, len(observed.catalog.trainers), tuple((m.id, m.serving, m.staged, m.kept, m.staging, round(m.progress, 3)) for m in fleet))
     missing = len(fleet) < spec.generators.replicas or any(m.generator is None for m in fleet)
-    behind = chosen.target > 0 and any(m.serving != chosen.target for m in fleet)
+    behind = chosen.target > 0 and any(m.serving != chosen.target and not m.driven for m in fleet)
     idle = spec.suspend or not (missing or behind) or (memory.seen is None)
     if idle or seen != memory.seen:
         return replace(memory, seen=seen, since=now), False
@@ -195,7 +198,7 @@ def _generators(situation: Situation, group: Group) -> GeneratorsStatus:
     return GeneratorsStatus(
         replicas=len({m.pod.uid for m in fleet}),
         ready=len(health.serving(situation)),
-        staged=sum(bool(target) and m.staged == target and m.serving != target for m in fleet),
+        staged=sum(m.has(target) and m.serving != target for m in fleet),
         at_target=sum(bool(target) and m.serving == target for m in fleet),
         lagging=sum(health.lags(situation, m) for m in fleet),
         failed=sum(bool(target) and m.failed_at(target) for m in fleet),
@@ -243,8 +246,12 @@ def _records(situation: Situation, released: frozenset[str], now: float) -> list
     kept = versions.keeps(spec, situation.observed.records, situation.versions)
     actions: list[Action] = []
     for record in sorted((r for r in situation.observed.records if r.uid not in released), key=lambda r: r.number):
-        status, found = versions.status(spec, record, states.get(record.number), situation.fleet, situation.versions, kept.get(record.number, ()), now)
+        refused = situation.memory.refused.get(record.number)
+        status, found = versions.status(spec, record, states.get(record.number), situation.fleet, situation.versions, kept.get(record.number, ()), refused, now)
         actions += _write(versions.KIND, record.name, record.uid, record.status, to_api(status))
+        back = next((f for f in turned(record.status.get("conditions", ()), found) if f.type is Condition.REJECTED and f.status == "True"), None)
+        if back is not None:
+            actions.append(Announce(versions.KIND, record.name, record.uid, True, back.reason, f"version {record.number} was taken back: {back.message}"))
         failed = next((f for f in found if f.type is Condition.READY and status.phase == "Failed"), None)
         if failed is not None and record.status.get("phase") != "Failed":
             actions.append(Announce(versions.KIND, record.name, record.uid, True, failed.reason, f"version {record.number} failed: {failed.message}"))

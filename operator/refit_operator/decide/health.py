@@ -6,7 +6,7 @@ Order of blame: what the author wrote, then what the cluster refuses, then what 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from refit_api.errors import BY_NAME, InstallError, PlanError
 from refit_api.implemented import unimplemented
@@ -16,8 +16,9 @@ from refit_api.wire import Role, VersionPhase
 
 from refit_operator.decide.conditions import Finding, when
 from refit_operator.decide.facts import Child, Observed, Pod
+from refit_operator.decide.failures import may_retry
 from refit_operator.decide.members import Member
-from refit_operator.decide.rollout import may_retry
+from refit_operator.decide.memory import Memory
 from refit_operator.decide.target import Problem, Versions
 from refit_operator.resources import resolved
 
@@ -33,6 +34,7 @@ class Situation:
     fleet: tuple[Member, ...]
     versions: Versions
     stuck: bool = False
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def least(self) -> int:
@@ -145,9 +147,15 @@ def _waiting(situation: Situation) -> tuple[str, str]:
         return Reason.WAITING_FOR_PUBLISH, "no version is Ready: the trainer must publish one"
     failed = [m for m in situation.fleet if m.failed_at(situation.versions.target)]
     if failed:
-        return Reason.GENERATORS_FAILED, _told(failed)
+        return Reason.GENERATORS_FAILED, _told(situation, failed)
     at = sum(m.serving == situation.versions.target for m in situation.fleet)
-    return Reason.ROLLING_OUT, f"{at} of {len(situation.fleet)} generators serve version {situation.versions.target}"
+    return _rolling(spec), f"{at} of {len(situation.fleet)} generators serve version {situation.versions.target}"
+
+
+def _rolling(spec: RefitGroupSpec) -> Reason:
+    if spec.rollout.policy == "Manual":
+        return Reason.FRAMEWORK_DRIVEN
+    return Reason.PAUSED if spec.rollout.paused else Reason.ROLLING_OUT
 
 
 def _hint(pods: Iterable[Pod]) -> str:
@@ -156,10 +164,11 @@ def _hint(pods: Iterable[Pod]) -> str:
     return next((f"pod {pod.name} {pod.ended_before or 'may still be starting; its log says more'}" for pod in ordered), "there is no pod")
 
 
-def _told(failed: Sequence[Member]) -> str:
-    first = failed[0]
+def _told(situation: Situation, failed: Sequence[Member]) -> str:
+    first, spec = failed[0], situation.spec
     error = first.generator.error if first.generator else None
-    again = "it is tried again" if may_retry(first) else "it stays on its version until the next one"
+    retried = may_retry(spec, first, situation.memory.attempts.get(first.id))
+    again = "its framework decides what follows" if first.driven else "it is tried again" if retried else "it stays on its version until the next one"
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     return f"pod {first.pod.name}: {error.type}: {error.message}; {again}{more}" if error else f"pod {first.pod.name}{more}"
 
@@ -196,9 +205,9 @@ def _degraded(situation: Situation) -> Finding:
     behind = [m for m in situation.fleet if lags(situation, m)]
     crashing = [p for p in situation.observed.pods if p.role is Role.TRAINER and p.trouble and not p.leaving]
     if fenced:
-        return Finding(Condition.DEGRADED, "True", Reason.GENERATORS_FENCED, f"{len(fenced)} refuse requests until a full install: {_told(fenced)}")
+        return Finding(Condition.DEGRADED, "True", Reason.GENERATORS_FENCED, f"{len(fenced)} refuse requests until a full install: {_told(situation, fenced)}")
     if failed:
-        return Finding(Condition.DEGRADED, "True", Reason.GENERATORS_FAILED, _told(failed))
+        return Finding(Condition.DEGRADED, "True", Reason.GENERATORS_FAILED, _told(situation, failed))
     if behind:
         return Finding(Condition.DEGRADED, "True", Reason.GENERATORS_LAGGING, f"{len(behind)} generators are more than {situation.spec.rollout.max_lag} behind")
     if crashing:
@@ -215,9 +224,9 @@ def _current(situation: Situation) -> Finding:
         return Finding(Condition.WEIGHTS_CURRENT, "False", reason, message)
     failed = [m for m in fleet if m.failed_at(target)]
     if failed:
-        return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.GENERATORS_FAILED, _told(failed))
+        return Finding(Condition.WEIGHTS_CURRENT, "False", Reason.GENERATORS_FAILED, _told(situation, failed))
     at, wanted = sum(m.serving == target for m in fleet), max(len(fleet), situation.spec.generators.replicas)
-    reason = Reason.PAUSED if situation.spec.rollout.paused else Reason.ROLLING_OUT
+    reason = _rolling(situation.spec)
     return Finding(Condition.WEIGHTS_CURRENT, "False", reason, f"{at} of {wanted} generators serve version {target}")
 
 

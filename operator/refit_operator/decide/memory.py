@@ -29,11 +29,15 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`seen`: what progress looked like, `since` when. `superseded`: generators whose last stage was given up for a newer version."""
+    """`seen`: what progress looked like, `since` when. `superseded`: generators whose last stage was given up for a newer version.
+
+    `refused`: versions that were taken back, and why; a WeightVersion says it for good.
+    """
 
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     openings: Mapping[str, Opening] = field(default_factory=dict)
     superseded: frozenset[str] = frozenset()
+    refused: Mapping[int, str] = field(default_factory=dict)
     seen: object = None
     since: float = 0.0
     current: int = 0

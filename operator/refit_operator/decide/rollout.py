@@ -4,7 +4,8 @@ Invariants:
 - a generator that serves its target, or works towards it with sources that are left, gets no new order; while paused none that serves anything;
 - an order to commit goes only to a generator that has staged the very version on all ranks; at most maxConcurrent are inside a commit;
 - a newer target replaces a stage only below 80 % of it, and never two in a row for one generator, as long as a source is left;
-- a failed order is repeated only if its error says so, or if the generator serves nothing; with growing pauses.
+- a failed order is repeated only as `failures` says, with growing pauses;
+- nobody begins or finishes a version that was taken back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from refit_api.wire import CoordinateSources, Order, Source
 
 from refit_operator.decide.actions import Assign
 from refit_operator.decide.facts import CatalogFacts, VersionState
+from refit_operator.decide.failures import attempts, due
 from refit_operator.decide.members import Member
-from refit_operator.decide.memory import Attempt, Memory, Opening
+from refit_operator.decide.memory import Memory, Opening
 from refit_operator.fanout.edges import TRAINERS, Edge, Node, Stage, assign
 from refit_operator.fanout.shape import Load, Rates, Shape, shape
 from refit_operator.resources import resolved
@@ -26,8 +28,6 @@ from refit_operator.resources import resolved
 FINISH_ABOVE = 0.8
 OPENS_WITHIN = 10.0
 """Seconds after which a generator that was sent to stage and opened nothing is no longer waited for by others."""
-_RETRY_FIRST = 2.0
-_RETRY_LAST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,18 @@ class Plan:
 
 
 def roll(spec: RefitGroupSpec, facts: CatalogFacts, fleet: Sequence[Member], target: int, memory: Memory, now: float) -> Plan:
-    memory = replace(memory, attempts=_attempts(fleet, memory, now), openings=_openings(fleet, memory, now))
+    memory = replace(memory, attempts=attempts(fleet, memory, now), openings=_openings(fleet, memory, now))
     state = next((s for s in facts.versions if s.version.number == target), None)
-    if target == 0 or state is None:
+    if target == 0 or state is None or spec.rollout.policy == "Manual":
         return Plan((), {}, None, memory, None)
     ready = [m for m in fleet if m.generator is not None and m.generator.whole]
-    usable = frozenset(s.version.number for s in facts.versions if s.available) if spec.rollout.policy == "Latest" else frozenset()
+    available = frozenset(s.version.number for s in facts.versions if s.available)
+    usable = available - frozenset(memory.refused) if spec.rollout.policy == "Latest" else frozenset()
     aims = {m.id: m.serving if spec.rollout.paused and m.serving else aim(m, target, usable, memory) for m in ready}
-    going = [m for m in ready if aims[m.id] == target and _planned(m, state) and (not m.failed_at(target) or _due(m, memory, now))]
+    going = [m for m in ready if aims[m.id] == target and _planned(m, state) and (not m.failed_at(target) or due(spec, m, memory, now))]
     doubtful = frozenset(memory.attempts) | {name for name, opening in memory.openings.items() if now - opening.since >= OPENS_WITHIN}
     edges, chosen = _edges(spec, facts, state, going, doubtful)
-    orders = [*_stages(spec, going, edges, target), *_commits(spec, ready, aims, memory, now)]
+    orders = [*_stages(spec, going, edges, target), *_commits(spec, ready, aims, memory, now), *_discards(spec, ready, target, memory)]
     moved = frozenset(f"{order.pod_uid}/{order.instance}" for order in orders if order.order is Order.STAGE)
     superseded = frozenset(m.id for m in going if m.staging not in (0, target))
     memory = replace(memory, superseded=(memory.superseded - moved) | (superseded & moved))
@@ -70,30 +71,10 @@ def aim(member: Member, target: int, usable: frozenset[int], memory: Memory) -> 
     ordered = member.ordered
     if ordered == target or ordered not in usable or ordered <= member.serving or member.failed_at(ordered):
         return target
-    if member.staged == ordered or member.busy:
+    if member.has(ordered) or member.busy:
         return ordered
     under_way = member.staging == ordered
     return ordered if under_way and (member.progress > FINISH_ABOVE or member.id in memory.superseded) else target
-
-
-def _attempts(fleet: Sequence[Member], memory: Memory, now: float) -> dict[str, Attempt]:
-    """Counts each failed order once; forgets generators that are gone or were sent elsewhere."""
-    kept: dict[str, Attempt] = {}
-    for member in fleet:
-        assignment = member.generator.assignment if member.generator else None
-        if assignment is None or member.generator is None:
-            continue
-        before = memory.attempts.get(member.id)
-        if before is not None and before.version != assignment.target:
-            before = None
-        order = (assignment.catalog_epoch, assignment.seq)
-        if member.failed_at(assignment.target) and (before is None or before.order != order):
-            count = before.count + 1 if before is not None else 1
-            asked = (member.generator.error.retry_after if member.generator.error else None) or 0.0
-            before = Attempt(assignment.target, count, order, now + max(min(_RETRY_FIRST * 2 ** (count - 1), _RETRY_LAST), asked))
-        if before is not None:
-            kept[member.id] = before
-    return kept
 
 
 def _openings(fleet: Sequence[Member], memory: Memory, now: float) -> dict[str, Opening]:
@@ -107,17 +88,6 @@ def _openings(fleet: Sequence[Member], memory: Memory, now: float) -> dict[str, 
         before = memory.openings.get(member.id)
         found[member.id] = before if before is not None and before.order == order else Opening(order, now)
     return found
-
-
-def may_retry(member: Member) -> bool:
-    """Its error may pass by itself, or there is nothing that it could go on serving."""
-    error = member.generator.error if member.generator else None
-    return error is None or error.retry_after is not None or member.serving == 0
-
-
-def _due(member: Member, memory: Memory, now: float) -> bool:
-    attempt = memory.attempts.get(member.id)
-    return may_retry(member) and (attempt is None or attempt.not_before <= now)
 
 
 def _edges(spec: RefitGroupSpec, facts: CatalogFacts, state: VersionState, going: Sequence[Member], doubtful: frozenset[str]) -> tuple[dict[str, Edge], Shape]:
@@ -151,7 +121,7 @@ def _stage(member: Member, number: int) -> Stage:
     offers = member.generator.offers if member.generator else {}
     if number in offers:
         return Stage.COMPLETE if offers[number] else Stage.READING
-    if member.serving == number or member.staged == number:
+    if member.serving == number or member.has(number):
         return Stage.COMPLETE
     return Stage.READING if _pulls(member, number) else Stage.WAITING
 
@@ -225,19 +195,29 @@ def _commits(spec: RefitGroupSpec, ready: Sequence[Member], aims: Mapping[str, i
     """Those who have staged commit, as many at once as allowed; who serves nothing goes first, then by name."""
     inside = sum(member.committing or member.busy for member in ready)
     free = max(1, resolved(spec.rollout.max_concurrent, len(ready))) - inside
-    waiting = [m for m in ready if m.staged == aims[m.id] and m.serving != m.staged and not m.committing and not m.busy]
+    waiting = [m for m in ready if m.has(aims[m.id]) and m.serving != aims[m.id] and not m.committing and not m.busy]
     orders: list[Assign] = []
     for member in sorted(waiting, key=lambda m: (m.serving != 0, m.id)):
         if free <= 0:
             break
-        if member.failed_at(member.staged) and not _due(member, memory, now):
+        number = aims[member.id]
+        if member.failed_at(number) and not due(spec, member, memory, now):
             continue
         assert member.generator is not None, "only registered generators have staged"
         kept = member.generator.assignment
-        sources = kept.sources if kept is not None and kept.target == member.staged else ()
-        orders.append(Assign(member.generator.pod_uid, member.generator.instance, member.staged, Order.COMMIT, sources, _deadline(spec)))
+        sources = kept.sources if kept is not None and kept.target == number else ()
+        orders.append(Assign(member.generator.pod_uid, member.generator.instance, number, Order.COMMIT, sources, _deadline(spec)))
         free -= 1
     return orders
+
+
+def _discards(spec: RefitGroupSpec, ready: Sequence[Member], target: int, memory: Memory) -> list[Assign]:
+    """Who serves the target already gives up a version that was taken back, and offers the target to those who have to go back to it."""
+    return [
+        Assign(m.generator.pod_uid, m.generator.instance, target, Order.ABORT, (), _deadline(spec))
+        for m in ready
+        if m.generator is not None and m.serving == target and m.ordered in memory.refused and not m.busy and not m.committing
+    ]
 
 
 def _deadline(spec: RefitGroupSpec) -> float:

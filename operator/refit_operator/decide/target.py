@@ -31,21 +31,24 @@ class Versions:
     problem: Problem | None = None
 
 
-def choose(spec: RefitGroupSpec, group: Group, facts: CatalogFacts, records: Sequence[Record], fleet: Sequence[Member], least: int) -> Versions:
-    """`least`: generators that make a version current."""
+def choose(
+    spec: RefitGroupSpec, group: Group, facts: CatalogFacts, records: Sequence[Record], refused: frozenset[int], fleet: Sequence[Member], least: int
+) -> Versions:
+    """`refused`: never selected by Latest. `least`: generators that make a version current.
+
+    With Manual nobody is sent anywhere: the target is the newest Ready version, which the framework may install.
+    """
     current = _current(fleet, least)
     before = int(group.status.get("currentVersion", 0))
     if current == 0 and not facts.settled:
         current = before
     previous = before if before and before != current else int(group.status.get("previousVersion", 0))
     if spec.rollout.paused and spec.rollout.policy != "Manual":  # joiners of a group that serves nothing yet take the newest
-        return Versions(current or int(group.status.get("targetVersion", 0)) or latest(facts, records), current, previous)
+        return Versions(current or int(group.status.get("targetVersion", 0)) or latest(facts, refused), current, previous)
     if spec.rollout.policy == "Pinned" and spec.rollout.pinned_version is not None:
         problem = _missing(spec.rollout.pinned_version, facts, records, fleet)
         return Versions(0 if problem else spec.rollout.pinned_version, current, previous, problem)
-    if spec.rollout.policy == "Manual":
-        return Versions(0, current, previous)
-    return Versions(latest(facts, records), current, previous)
+    return Versions(latest(facts, refused), current, previous)
 
 
 def rejected(records: Iterable[Record]) -> frozenset[int]:
@@ -53,9 +56,8 @@ def rejected(records: Iterable[Record]) -> frozenset[int]:
     return frozenset(record.number for record in records if record.deleted is not None or _is(record, Condition.REJECTED))
 
 
-def latest(facts: CatalogFacts, records: Sequence[Record]) -> int:
+def latest(facts: CatalogFacts, refused: frozenset[int]) -> int:
     """The newest Ready version that nobody took back."""
-    refused = rejected(records)
     ready = (state.version.number for state in facts.versions if state.version.phase is VersionPhase.READY)
     return max((number for number in ready if number not in refused), default=0)
 

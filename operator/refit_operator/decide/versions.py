@@ -21,7 +21,7 @@ from refit_operator.decide.actions import Abort, Action, Announce, CreateRecord,
 from refit_operator.decide.conditions import Finding, merge, stamp, when
 from refit_operator.decide.facts import CatalogFacts, Group, Record, VersionState
 from refit_operator.decide.members import Member
-from refit_operator.decide.target import Versions, rejected
+from refit_operator.decide.target import Versions
 
 KIND = "WeightVersion"
 _ENDED = (VersionPhase.RELEASED, VersionPhase.FAILED)
@@ -137,8 +137,16 @@ def _state_of(record: Record) -> str:
 
 
 def status(
-    spec: RefitGroupSpec, record: Record, state: VersionState | None, fleet: Sequence[Member], versions: Versions, kept: Sequence[str], now: float
+    spec: RefitGroupSpec,
+    record: Record,
+    state: VersionState | None,
+    fleet: Sequence[Member],
+    versions: Versions,
+    kept: Sequence[str],
+    refused: str | None,
+    now: float,
 ) -> tuple[WeightVersionStatus, tuple[Finding, ...]]:
+    """`refused`: why it was taken back, None if it was not."""
     before = WeightVersionStatus.model_validate(record.status)
     if state is None:  # unknown to the catalog: what was written stays true as far as anybody knows
         found = ()
@@ -147,7 +155,7 @@ def status(
     adopted = _adoption(version.number, fleet, versions)
     done = version.number == versions.target and 0 < adopted.desired == adopted.installed and adopted.desired >= spec.generators.replicas
     converged = before.converged_at or (stamp(now) if done else None)
-    made = (*_findings(record, state, adopted, converged is not None, versions), _stalled(state, now))
+    made = (*_findings(state, adopted, converged is not None, versions), _back(record, refused), _stalled(state, now))
     made_status = WeightVersionStatus(
         observed_generation=record.generation,
         phase=version.phase.value,
@@ -168,13 +176,13 @@ def _adoption(number: int, fleet: Sequence[Member], versions: Versions) -> Adopt
     sent = [m for m in fleet if number == versions.target or number in (m.ordered, m.serving)]
     return AdoptionStatus(
         desired=len(sent),
-        staged=sum(m.staged == number and m.serving != number for m in sent),
+        staged=sum(m.has(number) and m.serving != number for m in sent),
         installed=sum(m.serving == number for m in sent),
         failed=sum(m.failed_at(number) for m in sent),
     )
 
 
-def _findings(record: Record, state: VersionState, adopted: AdoptionStatus, converged: bool, versions: Versions) -> tuple[Finding, ...]:
+def _findings(state: VersionState, adopted: AdoptionStatus, converged: bool, versions: Versions) -> tuple[Finding, ...]:
     phase, number = state.version.phase, state.version.number
     ended, why = _why(state)
     ready = {
@@ -192,9 +200,15 @@ def _findings(record: Record, state: VersionState, adopted: AdoptionStatus, conv
         reached = Finding(Condition.CONVERGED, "False", Reason.SUPERSEDED if number < versions.target else ready.reason)
     else:
         reached = Finding(Condition.CONVERGED, "False", Reason.INSTALLING, f"{adopted.installed} of {adopted.desired} generators serve it")
-    taken = number in rejected((record,)) and record.deleted is None
-    back = Finding(Condition.REJECTED, when(taken), Reason.ROLLED_BACK if taken else Reason.NOT_REJECTED)
-    return ready, available, reached, back
+    return ready, available, reached
+
+
+def _back(record: Record, refused: str | None) -> Finding:
+    """What was said when it was taken back stays said."""
+    if refused is None or record.deleted is not None:
+        return Finding(Condition.REJECTED, "False", Reason.NOT_REJECTED)
+    before = next((c for c in record.status.get("conditions", ()) if c.get("type") == Condition.REJECTED and c.get("status") == "True"), {})
+    return Finding(Condition.REJECTED, "True", Reason.ROLLED_BACK, str(before.get("message") or refused))
 
 
 def _stalled(state: VersionState, now: float) -> Finding:
