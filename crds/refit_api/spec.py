@@ -266,7 +266,8 @@ class RolloutSpec(Part):
 
     policy: Literal["Latest", "Pinned", "Manual"] = "Latest"
     """`Latest`: generators follow the newest Ready version. `Pinned`: they go to `pinnedVersion` and stay. `Manual`: a framework stages and installs at its own
-    safe points; Refit protects memory and reports, and the rest of `rollout` is not read."""
+    safe points; Refit protects memory and reports, with the newest Ready version as the target. No order is given, so of the rest of `rollout` only `maxLag`
+    (counted) is read: lagAction and onFailure have no effect. A change between Manual and the others replaces the generators."""
     pinned_version: Version | None = None
     """The version to serve with policy Pinned; retention spares it. Somebody must still hold it, else the group is Stalled (VersionNotFound).
     Not read with other policies, so that going back to the pin is one change."""
@@ -288,8 +289,9 @@ class RolloutSpec(Part):
     """Seconds without any generator making progress after which the group is Stalled (ProgressDeadlineExceeded), a Fleet barrier that did not pass is aborted,
     and a fenced engine is restarted. Longer than the slowest pull and the slowest engine start."""
     on_failure: Literal["KeepPrevious", "Retry", "Rollback"] = "KeepPrevious"
-    """What happens when generators cannot install a version. `KeepPrevious`: they stay on the old one and try the next. `Retry`: the same one three times, with
-    growing pauses. `Rollback`: all go back to the version before, and this one is Rejected: Latest never selects it again."""
+    """What happens when generators cannot install a version, by an error that does not pass by itself. `KeepPrevious`: they stay on the old one and try the
+    next. `Retry`: the same one three times more, with growing pauses. `Rollback`: all go back to the version before, and this one is Rejected: Latest never
+    selects it again. A version that was served everywhere once is not taken back. Rollback acts with policy Latest only: a pin is the author's word."""
 
 
 class VersionsSpec(Part):

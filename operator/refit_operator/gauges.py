@@ -11,10 +11,12 @@ from refit_operator import telemetry
 from refit_operator.decide.actions import WriteStatus
 from refit_operator.decide.conditions import seconds
 from refit_operator.decide.facts import Observed
+from refit_operator.decide.target import is_rejected
 
 
 def show(key: GroupRef, observed: Observed) -> None:
     telemetry.LEASES.labels(key.namespace, key.name).set(sum(state.leases for state in observed.catalog.versions))
+    telemetry.REJECTED.labels(key.namespace, key.name).set(sum(is_rejected(record) for record in observed.records))
 
 
 def status(key: GroupRef, action: WriteStatus, before: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ WATCH_SEEN = Gauge(
 GENERATORS = Gauge("refit_generators", "Generators of a group, by state.", ["namespace", "group", "state"])
 TARGET = Gauge("refit_version_target", "The version that generators are sent to.", ["namespace", "group"])
 CURRENT = Gauge("refit_version_current", "The newest version that at least minAvailable generators serve.", ["namespace", "group"])
+REJECTED = Gauge("refit_versions_rejected", "Versions that were taken back and still have a WeightVersion.", ["namespace", "group"])
 CONVERGENCE = Histogram("refit_version_convergence_seconds", "From Ready to served everywhere.", buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800))
 LEASES = Gauge("refit_leases", "Leases on the versions of a group.", ["namespace", "group"])
 DEPTH = Gauge("refit_tree_depth", "Hops from the trainers to the last generator.", ["namespace", "group"])
@@ -62,7 +63,7 @@ def configure(level: str) -> None:
 
 def forget(namespace: str, group: str) -> None:
     """Removes the series of a group that is gone."""
-    for gauge in (TARGET, CURRENT, LEASES, DEPTH):
+    for gauge in (TARGET, CURRENT, REJECTED, LEASES, DEPTH):
         _remove(gauge, namespace, group)
     for state in STATES:
         _remove(GENERATORS, namespace, group, state)

@@ -52,6 +52,6 @@ class Fence:
             await self.end(f"fenced for {limit:g} s: {self.reason}" if self.reason else f"the engine gave no answer for {limit:g} s")
 
     async def end(self, reason: str) -> None:
-        """In Manual groups the framework decides."""
+        """In Manual groups the framework decides: the fence is only reported."""
         if self._rollout.managed:
             await self._engine.end(reason)

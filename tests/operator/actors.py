@@ -77,11 +77,12 @@ class Trainer(Actor):
 
 @dataclass(slots=True)
 class Generator(Actor):
-    """`follow` obeys orders at once, as a fast agent would; `refuse` is the error that it answers a stage with."""
+    """`follow` obeys orders at once, as a fast agent would; `refuse` is the error that it answers a stage with; `keeps`: as with keepPrevious."""
 
     order: wire.Assignment = field(default_factory=lambda: wire.Assignment(0, 0, 0, Order.STAGE))
     said: RankReport | None = None
     refuse: wire.ErrorDetail | None = None
+    keeps: bool = False
     layout: str = ""
     orders: list[wire.Assignment] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -99,12 +100,15 @@ class Generator(Actor):
                 await self.stage(order.target)
             elif order.order is Order.COMMIT:
                 await self.commit(order.target)
+            else:
+                await self.say(phase=RankPhase.SERVING, arena=order.target, arena_complete=True, staging=0)
 
     async def stage(self, number: int) -> None:
         if self.refuse is not None:
             await self.say(error=self.refuse)
             return
-        await self.say(phase=RankPhase.STAGING, arena=number, arena_complete=False, staging=number, bytes=BYTES)
+        kept = self.said.serving if self.said is not None and self.keeps else 0
+        await self.say(phase=RankPhase.STAGING, arena=number, arena_complete=False, kept=kept, staging=number, bytes=BYTES)
         relays = [source.worker for one in self.order.sources for source in one.relays]
         holders = tuple(relays) or await self._trainers(number)
         await self.call("AcquireLease", wire.AcquireLease(self.group, self.ref, number, holders[:1]))

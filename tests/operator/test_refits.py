@@ -8,6 +8,7 @@ import pytest
 from refit_api import wire
 from refit_api.errors import PeerError
 from refit_api.wire import Order, RankPhase, Role
+from refit_operator import telemetry
 
 from e2e.cluster.apiserver import ApiServer
 from tests.operator.conftest import SERVICE_ACCOUNT
@@ -89,6 +90,63 @@ async def test_a_generator_that_cannot_stage_is_named_and_the_others_go_on(stage
     bad.refuse = None
     third = await trainer.publish(step=2)
     await stage.until("refitgroups", "demo", lambda g: condition(g, "WeightsCurrent")[0] == "True" and g["status"]["targetVersion"] == third)
+
+
+async def test_a_version_that_cannot_be_installed_is_taken_back_everywhere(stage: Stage) -> None:
+    """onFailure Rollback: one fails, the other goes back from it, the record says why, and the next version is taken by both."""
+    await stage.create(refit_group(generators={**GENERATORS, "replicas": 2}, rollout={"onFailure": "Rollback"}))
+    trainer = await stage.trainer()
+    good, bad = await stage.generator("demo-generator-a"), await stage.generator("demo-generator-b")
+    first = await trainer.publish(step=0)
+    await stage.until("refitgroups", "demo", lambda g: condition(g, "WeightsCurrent")[0] == "True")
+    bad.refuse = wire.ErrorDetail("DigestMismatch", "block 7 is not what was published")
+    second = await trainer.publish(step=1)
+    version = await stage.until("weightversions", record(second), lambda v: condition(v, "Rejected") == ("True", "RolledBack"))
+    assert "demo-generator-b: DigestMismatch: block 7" in next(c["message"] for c in version["status"]["conditions"] if c["type"] == "Rejected")
+    bad.refuse = None
+    group = await stage.until("refitgroups", "demo", lambda g: g["status"]["targetVersion"] == first and condition(g, "WeightsCurrent")[0] == "True")
+    assert condition(group, "Degraded")[0] == "False"
+    assert {actor.said.serving for actor in (good, bad) if actor.said} == {first}
+    third = await trainer.publish(step=2)
+    await stage.until("refitgroups", "demo", lambda g: g["status"].get("currentVersion") == third and condition(g, "WeightsCurrent")[0] == "True")
+
+
+async def test_a_pin_to_the_version_that_is_kept_needs_no_pull(stage: Stage) -> None:
+    """keepPrevious: what a generator keeps beside what it serves is held, counted and committed from where it is."""
+    await stage.create(refit_group(generators={**GENERATORS, "engine": {"kind": "Custom", "keepPrevious": True}}))
+    trainer, generator = await stage.trainer(), await stage.generator("demo-generator-a")
+    generator.keeps = True
+    first = await trainer.publish(step=0)
+    await stage.until("refitgroups", "demo", lambda g: g["status"].get("currentVersion") == first)
+    await trainer.publish(step=1)
+    await stage.until("refitgroups", "demo", lambda g: g["status"].get("currentVersion") == first + 1)
+    version = await stage.until("weightversions", record(first), lambda v: v["status"]["holders"] == {"trainers": 0, "generators": 1, "total": 1})
+    assert condition(version, "Available")[0] == "True"
+    ordered = len(generator.orders)
+    await stage.patch("refitgroups", "demo", {"spec": {"rollout": {"policy": "Pinned", "pinnedVersion": first}}})
+    await stage.until("refitgroups", "demo", lambda g: g["status"].get("currentVersion") == first)
+    assert [(order.target, order.order) for order in generator.orders[ordered:]] == [(first, COMMIT)]
+
+
+async def test_a_framework_drives_and_the_operator_tells(stage: Stage) -> None:
+    """Manual: pods are made, nobody gets an order; what each rank says of itself gives readiness, counters, conditions and holders."""
+    await stage.create(refit_group(rollout={"policy": "Manual"}))
+    trainer, generator = await stage.trainer(), await stage.generator("demo-generator-a")
+    number = await trainer.publish(step=0)
+    await stage.until("refitgroups", "demo", lambda g: condition(g, "WeightsCurrent") == ("False", "FrameworkDriven"))
+    await stage.until("pods", "demo-generator-a", lambda p: synced(p) == "False", CORE)
+    await generator.stage(number)
+    await generator.commit(number)
+    group = await stage.until("refitgroups", "demo", lambda g: condition(g, "Ready")[0] == "True" and condition(g, "WeightsCurrent")[0] == "True")
+    assert (group["status"]["currentVersion"], group["status"]["generators"]["atTarget"]) == (number, 1)
+    await stage.until("pods", "demo-generator-a", lambda p: synced(p) == "True", CORE)
+    await stage.until("weightversions", record(number), lambda v: v["status"]["holders"]["generators"] == 1)
+    await generator.say(fenced=True, phase=RankPhase.FENCED, serving=0, error=wire.ErrorDetail("InstallError", "the last copy"))
+    group = await stage.until("refitgroups", "demo", lambda g: g["status"]["generators"]["fenced"] == 1)
+    assert condition(group, "Degraded") == ("True", "GeneratorsFenced")
+    await stage.until("pods", "demo-generator-a", lambda p: synced(p) == "False", CORE)
+    assert telemetry.GENERATORS.labels(stage.namespace, "demo", "fenced")._value.get() == 1
+    assert generator.orders == []
 
 
 async def test_pin_and_back(stage: Stage) -> None:

@@ -194,3 +194,18 @@ def test_any_shape_is_passed_on_to_the_api_server(template: dict[str, Any], pod:
     for one in (template, {"spec": pod}, {"spec": {"containers": [pod]}}):
         for workload in workloads(GROUP, spec(generators={"template": one})):
             assert workload["kind"] in ("StatefulSet", "Deployment")
+
+
+def test_a_generator_that_a_framework_drives_has_no_hook_and_another_template() -> None:
+    """Nobody would answer the hook; who drives is read once, at start. The gate stays."""
+    managed, driven = made()["Deployment"], made(rollout={"policy": "Manual"})["Deployment"]
+    pod = driven["spec"]["template"]["spec"]
+    assert "lifecycle" not in pod["containers"][0]
+    assert {"conditionType": names.READINESS_GATE} in pod["readinessGates"]
+    assert template_hash(driven) != template_hash(managed)
+    assert template_hash(made()["StatefulSet"]) == template_hash(made(rollout={"policy": "Manual"})["StatefulSet"])
+
+
+def test_who_drives_is_part_of_a_template_without_a_hook_too() -> None:
+    bare = {"template": {"spec": {"containers": [{"name": "engine", "image": "example/engine:1"}]}}}
+    assert template_hash(made(generators=bare)["Deployment"]) != template_hash(made(generators=bare, rollout={"policy": "Manual"})["Deployment"])

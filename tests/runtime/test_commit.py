@@ -234,6 +234,38 @@ async def test_the_nth_copy_of_an_install_fails(world: Any, net: Any, place: int
             await setting.recovers(second)
 
 
+async def test_an_order_back_to_the_version_that_is_kept_reads_nothing(world: Any, net: Any) -> None:
+    """Both versions are held, and the catalog knows; what was given up after is held no more."""
+    setting = Setting(world, net, keep_previous=True)
+    with setting.client.asking():
+        async with setting.fleet.running():
+            await setting.serve_first()
+            second = await setting.stage_second()
+            await setting.fleet.order(second, Order.COMMIT)
+            await setting.fleet.until(lambda said: serving(second)(said) and said is not None and all(rank.kept == setting.first for rank in said.ranks))
+            facts = await asyncio.to_thread(world.catalog.run, world.catalog.store.facts(world.catalog.group))
+            assert dict(facts.generators[0].offers) == {setting.first: True, second: True}
+            assert facts.generators[0].arena_bytes == sum(rank._stager.arena.part_bytes * 2 for rank in setting.fleet.ranks)
+            reads = [rank.counters()["reads"] for rank in setting.fleet.ranks]
+            await setting.fleet.order(setting.first, Order.COMMIT)
+            await setting.still_serves(setting.first)
+            assert [rank.counters()["reads"] for rank in setting.fleet.ranks] == reads
+            await setting.fleet.order(setting.first, Order.ABORT)
+            await setting.fleet.until(lambda said: said is not None and all((rank.arena, rank.kept) == (setting.first, 0) for rank in said.ranks))
+
+
+async def test_who_gives_up_a_version_offers_the_one_that_it_serves_again(world: Any, net: Any) -> None:
+    """With one arena: what others go back to, when a version is taken back, is gathered from live parameters."""
+    setting = Setting(world, net)
+    async with setting.fleet.running():
+        await setting.serve_first()
+        await setting.stage_second()
+        await setting.fleet.order(setting.first, Order.ABORT)
+        await setting.fleet.until(lambda said: said is not None and all((rank.arena, rank.serving) == (setting.first,) * 2 for rank in said.ranks))
+        facts = await asyncio.to_thread(world.catalog.run, world.catalog.store.facts(world.catalog.group))
+        assert dict(facts.generators[0].offers) == {setting.first: True}
+
+
 async def test_a_copy_that_hangs_ends_the_engine(world: Any, net: Any) -> None:
     """Should the process live on: what ends after the fence changes nothing, until a whole install."""
     setting = Setting(world, net)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 from refit_api.errors import EngineHung, InstallError, MixedRanks, PeerUnavailable, RefitError, SpecError, VersionRetired
 from refit_api.mounted import Engine, Rollout, Verification
 from refit_api.wire import Role, Select
+from refit_operator.decide.facts import CatalogFacts, Observed, Pod
+from refit_operator.decide.members import Member, members
 from refit_runtime.adapters.memory import MemoryBallot
 from refit_runtime.adapters.torch_module import TorchTarget
 from refit_runtime.driven import DrivenClient
@@ -161,3 +165,32 @@ def test_a_rank_that_is_not_heard_leaves_the_others_fenced(world: Any, net: Any)
         engine.ranks[0].update(number)
     with pytest.raises(MixedRanks, match="restart the engine"):
         engine.ranks[0].require()
+
+
+def test_each_rank_tells_the_catalog_what_it_serves_and_that_it_is_fenced(world: Any, net: Any) -> None:
+    """The operator sees one engine, though no agent speaks for it."""
+    source = net(1)
+    engine = Driven(world, [net(2), net(3)], keep=True)
+    trainer = world.trainer(source)
+    first = trainer.publish(0).number
+    engine.update(first)
+
+    def seen() -> Member:
+        (generator,) = world.catalog.run(world.catalog.store.facts(world.catalog.group)).generators
+        pod = Pod("g", generator.pod_uid, Role.GENERATOR, 0.0)
+        (member,) = members(Observed(pods=(pod,), catalog=CatalogFacts(generators=(generator,))), 0, driven=True)
+        return member
+
+    def until(holds: Callable[[Member], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not holds(seen()):
+            assert time.monotonic() < deadline, seen()
+            time.sleep(0.05)
+
+    until(lambda member: member.serving == first)
+    perturb(source)
+    second = trainer.publish(1).number
+    engine.update(second)
+    until(lambda member: (member.serving, member.kept) == (second, first))
+    engine.ranks[1]._rank.fence("its framework says so")
+    until(lambda member: member.fenced and member.serving == 0 and member.failed)

@@ -123,6 +123,8 @@ def test_with_two_arenas_the_version_before_is_put_back_without_a_pull(world: An
     refit(rank, orders, second)
     assert same(source, target)
     assert rank.held() == (first, second)
+    said = rank.report()
+    assert (said.serving, said.arena, said.kept) == (second, second, first)
     reads = rank._seams.transport.counters()["reads"]
     report = rank.install(orders.commit(first))
     assert report.serving == first

@@ -53,7 +53,11 @@ def choose(
 
 def rejected(records: Iterable[Record]) -> frozenset[int]:
     """Taken back, or being deleted: never selected by Latest."""
-    return frozenset(record.number for record in records if record.deleted is not None or _is(record, Condition.REJECTED))
+    return frozenset(record.number for record in records if record.deleted is not None or is_rejected(record))
+
+
+def is_rejected(record: Record) -> bool:
+    return any(c.get("type") == Condition.REJECTED and c.get("status") == "True" for c in record.status.get("conditions", ()))
 
 
 def latest(facts: CatalogFacts, refused: frozenset[int]) -> int:
@@ -79,7 +83,3 @@ def _missing(number: int, facts: CatalogFacts, records: Sequence[Record], fleet:
     there = ", ".join(map(str, sorted(set(held)))) or "none"
     fault = "nobody holds it any more" if known else "there is no such version"
     return Problem(Reason.VERSION_NOT_FOUND, f"rollout.pinnedVersion {number}: {fault}; versions with holders: {there}. Pin one of these, or use policy Latest")
-
-
-def _is(record: Record, condition: Condition) -> bool:
-    return any(c.get("type") == condition and c.get("status") == "True" for c in record.status.get("conditions", ()))

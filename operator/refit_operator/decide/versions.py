@@ -207,7 +207,7 @@ def _back(record: Record, refused: str | None) -> Finding:
     """What was said when it was taken back stays said."""
     if refused is None or record.deleted is not None:
         return Finding(Condition.REJECTED, "False", Reason.NOT_REJECTED)
-    before = next((c for c in record.status.get("conditions", ()) if c.get("type") == Condition.REJECTED and c.get("status") == "True"), {})
+    before: Mapping[str, Any] = next((c for c in record.status.get("conditions", ()) if c.get("type") == Condition.REJECTED and c.get("status") == "True"), {})
     return Finding(Condition.REJECTED, "True", Reason.ROLLED_BACK, str(before.get("message") or refused))
 
 
