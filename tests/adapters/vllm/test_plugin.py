@@ -244,6 +244,22 @@ def test_what_moves_weights_away_is_refused_by_the_argument_s_name(changes: dict
         plugin.refuse(config(**changes))
 
 
+@pytest.mark.parametrize("method", ["mtp", "eagle3", "draft_model", "medusa"])
+def test_speculation_with_weights_of_its_own_is_refused(method: str) -> None:
+    """Draft models and multi-token heads would go on with the weights that they started with, and nobody would see it."""
+    guessing = config()
+    guessing.speculative_config = SimpleNamespace(method=method)
+    with pytest.raises(EngineMismatch, match=f"--speculative-config with method {method}"):
+        plugin.refuse(guessing)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_speculation_without_weights_is_no_reason_to_refuse(method: str) -> None:
+    guessing = config()
+    guessing.speculative_config = SimpleNamespace(method=method)
+    plugin.refuse(guessing)
+
+
 @pytest.mark.parametrize(
     ("rank", "tensor", "pipeline", "data", "experts", "expected"),
     [

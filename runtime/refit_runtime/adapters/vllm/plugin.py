@@ -25,6 +25,7 @@ WORKER = "refit_runtime.adapters.vllm.worker.RefitWorker"
 DRIVEN_WORKER = "refit_runtime.adapters.vllm.driven.DrivenWorker"
 KNOWN_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker", WORKER, DRIVEN_WORKER)
 MANAGED_SINCE, DRIVEN_SINCE = "0.32", "0.23"
+WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")  # of speculative decoding: other methods have draft models or heads, which would stay as they were
 _MARK = "__refit__"
 
 
@@ -112,13 +113,14 @@ def refuse_outside(arguments: Any) -> None:
 def refuse(config: Any) -> None:
     """Raises EngineMismatch that names the argument: live parameters would move, go away or be of another kind."""
     worker = config.parallel_config.worker_cls
-    offload = getattr(config, "offload_config", None)
+    offload, guesses = getattr(config, "offload_config", None), getattr(config, "speculative_config", None)
     wrong = {
         "--enable-sleep-mode": config.model_config.enable_sleep_mode,
         "--enable-eplb": config.parallel_config.enable_eplb,
         "--cpu-offload-gb": offload is not None and offload.uva.cpu_offload_gb > 0,
         "--offload-group-size": offload is not None and offload.prefetch.offload_group_size > 0,
         f"--worker-cls {worker}": worker not in KNOWN_WORKERS,
+        f"--speculative-config with method {getattr(guesses, 'method', None)}": guesses is not None and guesses.method not in WITHOUT_WEIGHTS,
     }
     found = [argument for argument, present in wrong.items() if present]
     if found:
