@@ -170,7 +170,7 @@ def test_a_rank_that_is_not_heard_leaves_the_others_fenced(world: Any, net: Any)
 def test_each_rank_tells_the_catalog_what_it_serves_and_that_it_is_fenced(world: Any, net: Any) -> None:
     """The operator sees one engine, though no agent speaks for it."""
     source = net(1)
-    engine = Driven(world, [net(2), net(3)], keep=True)
+    engine = Driven(world, [net(2), net(3)], KEEPING)
     trainer = world.trainer(source)
     first = trainer.publish(0).number
     engine.update(first)
