@@ -42,6 +42,8 @@ from refit_runtime.worker import Worker
 
 log = structlog.get_logger(__name__)
 
+CHECK_PAUSE_SECONDS = 0.002  # after each window of a check beside the requests: the engine's own threads and kernels go first
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
@@ -214,7 +216,7 @@ class GeneratorRank:
             self._timings = (*self._stager.progress.watch.timings, *watch.timings)
             if (unchecked or holding.promised) and self.live.serves(holding.number):
                 self._cancelled = cancelled = threading.Event()
-                self._job = self._pool.submit(self._guarded, lambda: self.live.settle(holding, unchecked, cancelled.is_set))
+                self._job = self._pool.submit(self._guarded, lambda: self.live.settle(holding, unchecked, lambda: cancelled.wait(CHECK_PAUSE_SECONDS)))
 
     def _settle(self, holding: Holding) -> None:
         """What ran on live parameters and arena has ended, and left the holding where it is. Raises EngineBusy, before the agent gives up, and MixedRanks."""

@@ -16,7 +16,8 @@ from refit_operator.catalog.local import LocalCatalog
 
 from e2e.workloads.tiny_llama import TinyLlama
 from tests.adapters.vllm.served import START_SECONDS, Server, mounted, serving, settings
-from tests.adapters.vllm.test_engine import PROMPTS, policy
+from tests.adapters.vllm.story import policy
+from tests.adapters.vllm.traffic import PROMPTS
 
 LIVE_AS_TRAINED = ("model.embed_tokens.weight", "model.layers.1.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight")
 
@@ -66,7 +67,7 @@ def test_a_framework_drives_an_engine_through_vllm_s_own_api(catalog_server: Loc
         engines.update_weights({})
         engines.finish_weight_update("2")
         assert_live(server, trained, "2")
-        assert len(server.complete(PROMPTS[0], 8)[0]) == 8
+        assert long_answer(server)["usage"]["completion_tokens"] == 100
 
 
 def healthy(server: Server) -> bool:

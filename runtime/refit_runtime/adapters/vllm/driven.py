@@ -38,6 +38,8 @@ class GlooBallot:
         self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self._seconds))
 
     def gather(self, mine: T) -> tuple[T, ...]:
+        if distributed.get_world_size(self._group) == 1:  # two collectives saved for each question
+            return (mine,)
         outcomes: list[Any] = [None] * distributed.get_world_size(self._group)
         try:
             distributed.all_gather_object(outcomes, mine, group=self._group)
