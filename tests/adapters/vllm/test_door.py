@@ -41,7 +41,7 @@ def test_a_framework_drives_an_engine_through_vllm_s_own_api(catalog_server: Loc
     ):
         trainer.bind(TorchSource(trained))
         server.until("the server answers", lambda: healthy(server), START_SECONDS)
-        engines = HTTPVLLMWeightSyncClient(server.url)
+        engines = HTTPVLLMWeightSyncClient(f"http://127.0.0.1:{server.port}")
         sender = WeightTransferTrainerFactory.trainer_init(RefitTrainerInitInfo(trainer, rank=0), client=engines)
 
         paused(server, sender.send_weights)

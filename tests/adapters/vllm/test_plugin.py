@@ -29,10 +29,11 @@ MANUAL = MOUNTED.model_copy(update={"rollout": Rollout(policy="Manual")})
 
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's EngineArgs, whose method is put back afterwards."""
+    """vLLM's EngineArgs, whose method is its own at first, whatever loaded our plug-in in this process before, and is put back afterwards."""
     from vllm.engine.arg_utils import EngineArgs
 
-    monkeypatch.setattr(EngineArgs, "create_engine_config", EngineArgs.create_engine_config)
+    method = EngineArgs.create_engine_config
+    monkeypatch.setattr(EngineArgs, "create_engine_config", method.__wrapped__ if hasattr(method, plugin._MARK) else method)
     return EngineArgs
 
 
