@@ -222,7 +222,7 @@ class Agent:
         """Ranks that serve know their own part of the commit; the agent's parts hold for all of them."""
         return tuple(replace(rank, timings=rank.timings + self._commit.timings) if rank.phase is RankPhase.SERVING else rank for rank in self._ranks)
 
-    def _said(self, worker: WorkerRef, leaving: bool) -> Report:
+    def _said(self, worker: WorkerRef, leaving: bool = False) -> Report:
         followed, error = self._assignment, self._error if self._error is not None else self._silence
         return Report(
             group=self._group,
@@ -237,7 +237,7 @@ class Agent:
 
     async def _report(self, worker: WorkerRef) -> bool:
         try:
-            await asyncio.to_thread(self._catalog.report, self._said(worker, self._leaving))
+            await asyncio.to_thread(self._catalog.report, self._said(worker))
         except CatalogUnavailable:
             await asyncio.sleep(self._random.uniform(*RETRY_SECONDS))
             return False
@@ -258,14 +258,14 @@ class Agent:
         self._moved.set()
 
     async def _confirm_leaving(self) -> None:
-        """The catalog may see the deletion a little later than the kubelet."""
+        """The catalog may see the deletion a little later than the kubelet, or start again just now."""
         if self._worker is None:
             raise PeerUnavailable("the ranks of this generator are not known yet: there is nothing to leave")
         for attempt in range(RETRIES):
             try:
                 await asyncio.to_thread(self._catalog.report, self._said(self._worker, leaving=True))
                 return
-            except Denied:  # noqa: PERF203  a wait, not a loop over data
+            except (Denied, CatalogUnavailable):  # noqa: PERF203  a wait, not a loop over data
                 if attempt == RETRIES - 1:
                     raise
                 await asyncio.sleep(self._random.uniform(*RETRY_SECONDS))

@@ -74,7 +74,8 @@ class Offer:
 
     def patience(self, outstanding: int = 0) -> float:
         """Seconds without an arrival, with so many bytes asked for."""
-        return max(LEAST_SECONDS, PACE * median(self.paces)) if self.paces else max(FIRST_SECONDS, outstanding / SLOWEST)
+        pace = max(LEAST_SECONDS, PACE * median(self.paces)) if self.paces else FIRST_SECONDS
+        return max(pace, outstanding / SLOWEST)
 
     def arrived(self, now: float) -> None:
         self.paces = [*self.paces[-31:], now - self.progress]

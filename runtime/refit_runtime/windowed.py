@@ -140,9 +140,9 @@ class WindowStager(Stager):
             try:
                 return self._read(promise, limit, copy)
             except (Stuck, LeaseLost) as error:  # noqa: PERF203  a pull, not a loop over data
+                promise.unlease()  # under the name that took it: a new agent is a new incarnation
                 if isinstance(error, Stuck):
                     self.replace_agent(error)
-                promise.unlease()
                 if attempt == STUCK_TRIES or limit.cancelled():
                     raise
             except TransferTimeout as error:

@@ -55,8 +55,8 @@ async def test_an_agent_commits_and_a_failed_window_is_fenced_until_a_whole_inst
             await fleet.until(phase(RankPhase.STAGED))
             pair.fault.die_at = 0  # before any window is there: the old version serves on
             fleet.driver.calls.clear()
-            await fleet.order(second, Order.COMMIT, seconds=12.0)
-            await fleet.until(lambda said: said is not None and said.error is not None)
+            await fleet.order(second, Order.COMMIT, seconds=30.0)
+            await fleet.until(lambda said: said is not None and said.error is not None, 90)
             await fleet.until(serving(first))
             moves = [call for call in fleet.driver.calls if call in ("stage", "pause")]
             assert moves[:2] == ["pause", "stage"]

@@ -250,6 +250,7 @@ class _Policy:
         self.seconds = settings.versions.publish_deadline_seconds
 
     def publish(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Version:
+        self._step += 1  # before anything can fail: both sides count refits, those that failed too
         first = not self._portions.specs
         self._trainer.release(self._published, self.seconds)  # readers first: with snapshot InPlace it is the portions that they read
         self._portions.take(weights)
@@ -257,7 +258,6 @@ class _Policy:
             self._trainer.bind(self._portions)
             self._board.post(self._portions.specs)
         self._board.wait_bound(self._rollout_ranks)
-        self._step += 1
         deadline = self._seams.clock.monotonic() + self.seconds
         version = Patience(self._seams, self._trainer.worker).until(deadline, lambda: self._trainer.publish(self._step))
         if version is None:
@@ -282,11 +282,12 @@ class _Rollout:
 
     def updated(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The tensors of the next step, installed here. Raises what kept it from that; then the framework got nothing."""
-        if self._copies is None:
-            self._copies = Copies(self._board.posted(), self._device)
-            self._generator.bind(self._copies)
-            self._board.bound(self._rank)
         self._step += 1
+        if self._copies is None:
+            copies = Copies(self._board.posted(), self._device)
+            self._generator.bind(copies)
+            self._board.bound(self._rank)
+            self._copies = copies
         created = self._control.create(self._run, self._step, self._seconds)
         version = self._control.wait_ready(created.number, self._seconds)
         self._generator.install(self._generator.stage(version.number))

@@ -212,14 +212,14 @@ def test_a_rollout_rank_that_nobody_sends_to_says_so(worker: Callable[[Role, int
     rollout.pod()
     monkeypatch.setattr(RuntimeSettings, "load", lambda load=RuntimeSettings.load: hasty(load()))
     synchronizer.init_communicator()
-    with pytest.raises(PeerUnavailable, match=r"not heard in 0\.5 s: the first policy rank"):
+    with pytest.raises(PeerUnavailable, match=r"not heard in 3 s: the first policy rank"):
         rollout.update()
     assert same(before, rollout.model)
     synchronizer.shutdown()
 
 
 def hasty(settings: RuntimeSettings) -> RuntimeSettings:
-    return settings.model_copy(update={"rollout": Rollout(policy="Manual", progress_deadline_seconds=0.5)})
+    return settings.model_copy(update={"rollout": Rollout(policy="Manual", progress_deadline_seconds=3.0)})
 
 
 CHANGED: dict[str, tuple[list[tuple[str, torch.Tensor]], type[Exception], str]] = {

@@ -18,7 +18,7 @@ from tests.adapters.vllm.served import Server, settings
 from tests.adapters.vllm.steps import Steps
 from tests.adapters.vllm.traffic import LONGEST, PROMPTS, Answer, pieces
 
-COMMIT_SECONDS = 60.0
+COMMIT_SECONDS = 180.0
 
 Said: TypeAlias = dict[str, dict[tuple[int, ...], list[int]]]
 """What each version says to each prompt, by an engine that loaded its checkpoint."""
@@ -75,7 +75,7 @@ class Training:
         """The next version, until it is served."""
         number = self.publish()
         self.order(number)
-        server.until(f"version {number} is served", lambda: server.version() == number)
+        server.until(f"version {number} is served", lambda: server.version() == number, COMMIT_SECONDS)
         return number
 
     def stand(self, server: Server, steps: Steps, step: str) -> int:
@@ -83,7 +83,7 @@ class Training:
         steps.name(step)
         number = self.publish()
         self.order(number)
-        server.until(f"the commit stands at {step}", lambda: steps.reached)
+        server.until(f"the commit stands at {step}", lambda: steps.reached, COMMIT_SECONDS)
         return number
 
     def continued(self, engine: Reference, answer: Answer) -> list[int]:

@@ -12,8 +12,8 @@ from refit_operator.catalog.local import LocalCatalog
 from e2e.reference import reference
 from tests.adapters.vllm.served import START_SECONDS, Server, mounted, serving
 from tests.adapters.vllm.steps import FAIL, Steps
-from tests.adapters.vllm.story import Training, said, training
-from tests.adapters.vllm.traffic import PROMPTS, Answer, Traffic, across, ask, mislabelled, untrue
+from tests.adapters.vllm.story import COMMIT_SECONDS, Training, said, training
+from tests.adapters.vllm.traffic import ANSWER_SECONDS, PROMPTS, Answer, Traffic, across, ask, mislabelled, untrue
 
 VERSIONS = 20
 SAMPLE = 4  # of answers that a commit came into; each takes as many loads as it has versions
@@ -62,12 +62,16 @@ def refit_by_two_agents(server: Server, trainer: Training, steps: Steps) -> None
     """The first fails when the version is installed, while the engine is paused and says the old version's name; the next one finds it so."""
     number = trainer.stand(server, steps, "label")
     steps.go_on(FAIL)
-    server.until(f"version {number} is served", lambda: server.version() == number)
+    server.until(f"version {number} is served", lambda: server.version() == number, COMMIT_SECONDS)
 
 
 def answered(server: Server, traffic: Traffic, version: str) -> None:
     """Whole and streamed, by that version alone: no commit is so early that the one before was not seen."""
-    server.until(f"version {version} answers both ways", lambda: {answer.streamed for answer in traffic.answers if answer.versions == version} == {False, True})
+
+    def both() -> bool:
+        return {answer.streamed for answer in traffic.answers if answer.versions == version} == {False, True}
+
+    server.until(f"version {version} answers both ways", both, ANSWER_SECONDS)
 
 
 def same(server: Server, version: str, truth: dict[tuple[int, ...], list[int]]) -> None:
