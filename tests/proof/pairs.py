@@ -130,10 +130,11 @@ class Case:
     def _rank(self, engine: Engine, number: int) -> EngineRank:
         rank = models.Rank(number, engine.ranks, engine.experts)
         config = models.engine_config(self.bare, rank)
-        module, reference = models.built(config, rank, "cpu"), self._loaded(rank)
-        for parameter in module.parameters():
-            parameter.data.normal_()
+        reference = self._loaded(rank)
         with observed() as found:
+            module = models.built(config, rank, "cpu")
+            for parameter in module.parameters():
+                parameter.data.normal_()
             self._process(module, config, rank)
         found[0].require()
         place = coordinate(config, number)

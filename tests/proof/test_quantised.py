@@ -66,10 +66,10 @@ def test_an_fp8_engine_gets_weights_and_scales_or_nothing(group: World, publishe
     weights = checkpoint(specs)
     engines = []
     for rank, config in zip(ranks, configs, strict=True):
-        module = models.built(config, rank, "cpu")
-        for parameter in module.parameters():
-            parameter.data.copy_(torch.ones(parameter.shape))
         with observed() as found:
+            module = models.built(config, rank, "cpu")
+            for parameter in module.parameters():
+                parameter.data.copy_(torch.ones(parameter.shape))
             processed(module, config, rank)
         found[0].require()
         target = VllmTarget(f"tp{rank.rank}", found[0])

@@ -213,14 +213,14 @@ def without_kernels() -> Iterator[None]:
 
 
 def built(config: Any, rank: Rank, device: str) -> torch.nn.Module:
-    """The engine's model as `rank` builds it, before any weight is loaded."""
+    """The engine's model as `rank` builds it, before any weight is loaded; where an engine's loader builds it, so that it can be observed."""
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.model_loader import base_loader
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     config.compilation_config.static_forward_context.clear()
     with faked(rank), without_kernels(), set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device(device):
-        return initialize_model(vllm_config=config)
+        return base_loader.initialize_model(vllm_config=config, model_config=config.model_config)
 
 
 def load(model: Any, config: Any, rank: Rank, tensors: dict[str, torch.Tensor]) -> None:

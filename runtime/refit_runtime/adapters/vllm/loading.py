@@ -1,34 +1,38 @@
 """What is seen while the engine loads its model: the needs, before the engine repacks anything, and what it repacked.
 
-vLLM loads in the layout of its loaders, then lets each module rearrange its weights for its kernels. Needs are recorded in between; those of a model that
-is quantised while it loads, before, when some of its parameters have no memory yet. A module whose
-memory differs afterwards (other shape, other place, other contents, or tensors derived from its weights) does not compute with what copies into the
-recorded places would change: it is made again after each install, or named and the engine is refused.
+vLLM loads in the layout of its loaders, then lets each module rearrange its weights for its kernels. Needs are recorded, and tried with the engine's own
+loader, as soon as the model is there; what each module does with its weights is tried where the engine does it. A module whose memory differs afterwards
+(other shape, other place, other contents, or tensors derived from its weights) does not compute with what copies into the recorded places would change:
+it is made again after each install if it passed, else named and the engine is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import unwrap
+from time import monotonic
 from typing import Any
 
+import structlog
 import torch
 from refit_api.errors import EngineMismatch
 
 from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
-from refit_runtime.adapters.vllm.recorder import UNWRITTEN, Recording, live_tensors, record
-from refit_runtime.adapters.vllm.remade import Filled, Remade, filled, known, tensors
+from refit_runtime.adapters.vllm.recorder import Recording, live_tensors, record
+from refit_runtime.adapters.vllm.rehearsal import rehearsed
+from refit_runtime.adapters.vllm.remade import Remade
+from refit_runtime.adapters.vllm.selftest import UNTOUCHED, Marks, SelfTest, marks
 
-WORDS = 1 << 20  # of a tensor, weighed at a time
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """One model that the engine loaded; `tensors` are those that loaders fill, by the names they had then.
 
-    `repacked`: modules that compute with something else, and cannot be made again.
+    `repacked`: modules that compute with something else and cannot be made again, with the reasons.
     """
 
     module: torch.nn.Module
@@ -43,7 +47,7 @@ class Loaded:
         self.recording.require(self.name)
         if self.repacked:
             raise EngineMismatch(
-                f"{self.name}: the engine repacks {len(self.repacked)} modules for its kernels after loading ({', '.join(self.repacked[:8])}), "
+                f"{self.name}: the engine repacks {len(self.repacked)} modules for its kernels after loading ({'; '.join(self.repacked[:8])}), "
                 "and copies would not reach what it computes with; use a model, data type or kernel backend whose weights stay as they are loaded",
                 seen=len(self.repacked),
             )
@@ -55,46 +59,49 @@ def observed() -> Iterator[list[Loaded]]:
     from vllm.model_executor.model_loader import base_loader
 
     found: list[Loaded] = []
-    early: dict[torch.nn.Module, _Recorded] = {}
+    began: dict[torch.nn.Module, _Recorded] = {}
     create, repack = base_loader.initialize_model, base_loader.process_weights_after_loading
+    with ExitStack() as stack:
 
-    def created(*args: Any, **kwargs: Any) -> torch.nn.Module:
-        model: torch.nn.Module = create(*args, **kwargs)
-        if any(parameter.is_meta for parameter in model.parameters()):
-            early[model] = _recorded(model, kwargs["model_config"])
-        return model
+        def created(*args: Any, **kwargs: Any) -> torch.nn.Module:
+            model: torch.nn.Module = create(*args, **kwargs)
+            with torch.device("cpu"):  # as when the engine runs its loaders
+                began[model] = _recorded(model, kwargs["model_config"])
+            stack.enter_context(began[model].selftest.watching(model))
+            return model
 
-    def watched(model: torch.nn.Module, model_config: Any, target_device: torch.device) -> None:
-        recorded = early.pop(model, None)
-        if recorded is not None:
+        def watched(model: torch.nn.Module, model_config: Any, target_device: torch.device) -> None:
+            recorded = began.pop(model)
             recorded.recording.fill()
-        else:
-            recorded = _recorded(model, model_config)
-        before = _marks(model)
-        repack(model, model_config, target_device)
-        found.append(_loaded(model, model_config.model, recorded, before, target_device))
+            live, before = live_tensors(model), {path: marks(module) for path, module in model.named_modules()}
+            repack(model, model_config, target_device)
+            found.append(_loaded(model, model_config.model, recorded, live, before))
 
-    base_loader.initialize_model, base_loader.process_weights_after_loading = created, watched
-    try:
-        yield found
-    finally:
-        base_loader.initialize_model, base_loader.process_weights_after_loading = create, repack
+        base_loader.initialize_model, base_loader.process_weights_after_loading = created, watched
+        try:
+            yield found
+        finally:
+            base_loader.initialize_model, base_loader.process_weights_after_loading = create, repack
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """Before anything is rearranged: `live` by name, `kept` by module and attribute."""
+    """Before anything is loaded. `seconds`: what trying the recording took."""
 
     recording: Recording
-    live: dict[str, torch.Tensor]
-    kept: dict[str, dict[str, Filled]]
+    selftest: SelfTest
+    seconds: float
 
 
 def _recorded(model: Any, config: Any) -> _Recorded:
+    from vllm.config import get_current_vllm_config
+
     specs = checkpoint_tensors(config.model, config.hf_config, config.dtype)
     with _unwrapped(model):
         recording = record(model, specs, model.load_weights)
-    return _Recorded(recording, live_tensors(model), filled(model))
+        start = monotonic()
+        recording = rehearsed(recording, model, specs, model.load_weights)
+    return _Recorded(recording, SelfTest(get_current_vllm_config(), monotonic), monotonic() - start)
 
 
 @contextmanager
@@ -111,20 +118,23 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[None]:
             parameter.weight_loader = loader
 
 
-def _loaded(model: torch.nn.Module, name: str, recorded: _Recorded, before: dict[str, dict[str, Any]], device: torch.device) -> Loaded:
-    from vllm.config import get_current_vllm_config
-
-    after, modules, config = _marks(model), dict(model.named_modules()), get_current_vllm_config()
-    remade, repacked = [], []
-    for path, module in modules.items():
-        meta = {own for own, one in recorded.kept[path].items() if one.tensor.is_meta}
-        changed = {own for own in before[path].keys() | after[path].keys() if before[path].get(own) != after[path].get(own)} | meta
-        if changed and known(module):
-            kept = {own: one for own, one in recorded.kept[path].items() if own in changed}
-            remade.append(Remade.of(path, module, kept, config, device))
-        elif changed:
-            repacked.append(path)
-    live = recorded.live | {f"{one.name}.{own}": spare.tensor for one in remade for own, spare in one.spare.items()}
+def _loaded(model: torch.nn.Module, name: str, recorded: _Recorded, live: dict[str, torch.Tensor], before: dict[str, Marks]) -> Loaded:
+    selftest, remade, repacked = recorded.selftest, [], []
+    for path, module in model.named_modules():
+        outcome = selftest.outcomes.get(path, UNTOUCHED)
+        if outcome.refused:
+            repacked.append(f"{path}: {outcome.refused}")
+        elif (outcome.marks if outcome.marks is not None else before[path]) != marks(module):
+            repacked.append(f"{path}: something else than its own processing rearranges it")
+        elif outcome.remade is not None:
+            remade.append(outcome.remade)
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()  # what was tried is gone: the arena needs the room
+    log.info(
+        "self-test of loading done", model=name, modules=len(selftest.outcomes), remade=len(remade), refused=len(repacked),
+        seconds=round(selftest.seconds, 3), loader_seconds=round(recorded.seconds, 3),
+    )  # fmt: skip
+    live |= {f"{one.name}.{own}": spare.tensor for one in remade for own, spare in one.spare.items()}
     return Loaded(model, name, recorded.recording, live, tuple(sorted(remade, key=lambda one: one.attends)), tuple(repacked))
 
 
@@ -139,26 +149,3 @@ def keep_plain_linears() -> None:
         layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]  # the attribute that vLLM looks for
 
     utils.dispatch_cpu_unquantized_gemm = plain
-
-
-def _marks(model: torch.nn.Module) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """By module and attribute: where each tensor lies, how it is laid out, and a number that any change of its contents changes."""
-    return {
-        name: {attribute: _mark(tensor) for attribute, tensor in tensors(module).items() if not attribute.removesuffix("_cpu").endswith(UNWRITTEN)}
-        for name, module in model.named_modules()
-    }
-
-
-def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, _weight(tensor)
-
-
-def _weight(tensor: torch.Tensor) -> int:
-    """A sum over the bytes in which every place counts differently; wraps at 64 bits."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    places = torch.arange(1, WORDS + 1, dtype=torch.int64, device=data.device)
-    total = 0
-    for start in range(0, data.numel(), WORDS):
-        part = data[start : start + WORDS].to(torch.int64) + 1
-        total = (total * 1_000_003 + int((part * places[: part.numel()]).sum())) % (1 << 64)
-    return total

@@ -32,6 +32,12 @@ UNWRITTEN = (
 )  # fmt: skip
 """Last parts of the names of parameters that engines compute by themselves: rotary tables, scales of an unquantised KV cache and their ranges."""
 
+
+def computed(name: str) -> bool:
+    """Engines keep some of them on the host as well."""
+    return name.removesuffix("_cpu").endswith(UNWRITTEN)
+
+
 _SHAPED_ALIKE = frozenset(
     getattr(torch.ops.aten, name) for name in ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 )

@@ -4,24 +4,25 @@ An install writes what loaders write; such a module computes with something else
 the copies: memory as large as those weights, and none for what the engine left in place. The engine's own processing then turns it into the tensors that
 the module computes with, and their addresses stay.
 
-Invariants: only what is known to keep all it derives in the module's own tensors is made again (`KNOWN`), everything else is refused; what loaders fill
-survives, so that a version can be read back, gathered and installed once more.
+Invariants: processing starts where module and quantisation method were before the engine processed them (`Pristine`), so that it does what it did then;
+only what passed the start-up self-test is made again (`selftest`); what loaders fill survives, so that a version can be read back, gathered and
+installed once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from refit_api.errors import InstallError
 
-KNOWN = frozenset({"Fp8LinearMethod", "Fp8PerBlockOnlineLinearMethod", "MLAAttention", "UnquantizedFusedMoEMethod"})
-"""Types of quantisation methods and attention modules whose processing was compared with that of a fresh engine."""
+Watch = Callable[[Iterable[torch.Tensor]], AbstractContextManager[Any]]
+"""Given the copies that processing starts from: what is around it."""
 
-_ONCE = "_already_called_process_weights_after_loading"
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,9 @@ class Filled:
     def of(cls, parameter: torch.nn.Parameter) -> Filled:
         return cls(parameter.detach(), type(parameter), dict(vars(parameter)))
 
-    def apart(self, device: torch.device) -> Filled:
+    def apart(self) -> Filled:
         """With memory of its own."""
-        tensor = torch.zeros_like(self.tensor, device=device) if self.tensor.is_meta else self.tensor.clone()
-        return replace(self, tensor=tensor)
+        return replace(self, tensor=self.tensor.clone())
 
     def copy(self) -> Any:
         """Processing may write into what it gets."""
@@ -49,78 +49,105 @@ class Filled:
         return made
 
 
-def filled(model: torch.nn.Module) -> dict[str, dict[str, Filled]]:
-    """All parameters, by module and attribute; taken before the engine processes them."""
-    return {
-        name: {own: Filled.of(parameter) for own, parameter in module._parameters.items() if parameter is not None} for name, module in model.named_modules()
-    }
+def attends(module: torch.nn.Module) -> bool:
+    """Attention processes itself, after the projections that it multiplies out."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    return isinstance(module, AttentionLayerBase) and callable(getattr(module, "process_weights_after_loading", None))
 
 
-def known(module: torch.nn.Module) -> bool:
-    return type(_processor(module)).__name__ in KNOWN
-
-
-def _processor(module: torch.nn.Module) -> Any:
+def processor(module: torch.nn.Module) -> Any:
+    """Who processes its weights after loading: its quantisation method, an attention module itself, or nobody."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
+    if attends(module):
+        return module
     method = getattr(module, "quant_method", None)
-    return method if isinstance(method, QuantizeMethodBase) and not isinstance(module, _attention()) else module
+    return method if isinstance(method, QuantizeMethodBase) else None
 
 
-def _attention() -> type:
-    from vllm.model_executor.layers.attention import MLAAttention
+Contents = list[tuple[dict[str, Any], dict[str, Any]]]
+"""Dictionaries that hold attributes, and what they held."""
 
-    found: type = MLAAttention
-    return found
+
+def contents(module: torch.nn.Module, processor: Any) -> Contents:
+    owners = {id(one): vars(one) for one in (module, processor)}.values()
+    inner = [held[part] for held in owners for part in ("_parameters", "_buffers", "_modules") if part in held]
+    return [(held, dict(held)) for held in (*owners, *inner)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pristine:
+    """What processing filled, replaced or flagged, with what was there before. The rest is left alone: engines bind caches to modules later."""
+
+    module: torch.nn.Module
+    processor: Any
+    changed: Contents
+
+    @classmethod
+    def since(cls, module: torch.nn.Module, processor: Any, before: Contents) -> Pristine:
+        differences = [
+            (held, {name: then.get(name, _ABSENT) for name in held.keys() | then.keys() if held.get(name, _ABSENT) is not then.get(name, _ABSENT)})
+            for held, then in before
+        ]
+        return cls(module, processor, differences)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, everything is as it was; afterwards as it is now: kernels and captured graphs know these objects."""
+        now = contents(self.module, self.processor)
+        for held, then in self.changed:
+            for name, value in then.items():
+                if value is _ABSENT:
+                    held.pop(name, None)
+                else:
+                    held[name] = value
+        try:
+            yield
+        finally:
+            for held, then in now:
+                held.clear()
+                held.update(then)
 
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """`spare`: by attribute, what receives the copies. `config` is the engine's: processing asks for it."""
+    """`spare`: by attribute, what loaders fill. `config` is the engine's: processing asks for it."""
 
     name: str
-    module: Any
+    pristine: Pristine
     spare: dict[str, Filled]
     config: Any
 
-    @classmethod
-    def of(cls, name: str, module: Any, before: dict[str, Filled], config: Any, device: torch.device) -> Remade:
-        """`before`: the parameters that processing changed. One whose memory is in use, or that never had any, gets memory of its own."""
-        used = {tensor.untyped_storage()._cdata for tensor in tensors(module).values()}
-        taken = {own for own, one in before.items() if one.tensor.is_meta or one.tensor.untyped_storage()._cdata in used}
-        return cls(name, module, {own: one.apart(device) if own in taken else one for own, one in before.items()}, config)
+    @property
+    def module(self) -> Any:
+        return self.pristine.module
 
     @property
     def attends(self) -> bool:
-        """Attention is made after the projections that it multiplies out."""
-        return isinstance(self.module, _attention())
+        return self.pristine.processor is self.module
 
     def make(self) -> None:
         """Raises InstallError."""
-        try:
-            with torch.no_grad(), _surroundings(self.config), _restored(self.module):
-                for own, one in self.spare.items():
-                    self.module._parameters[own] = one.copy()
-                self._process()
-                made = tensors(self.module)
-            with torch.no_grad():
-                for own, tensor in tensors(self.module).items():
-                    _replace(f"{self.name}.{own}", tensor, made.get(own))
-        except InstallError:
-            raise
-        except Exception as error:
-            message = f"{self.name}: the engine failed to process its new weights ({type(error).__name__}: {error}); restart the engine"
-            raise InstallError(message, module=self.name) from error
+        with self.processed():
+            made = tensors(self.module)
+        for own, tensor in tensors(self.module).items():
+            _replace(f"{self.name}.{own}", tensor, made.get(own))
 
-    def _process(self) -> None:
-        vars(self.module).pop(_ONCE, None)
-        processor = _processor(self.module)
-        if processor is self.module:
-            processor.process_weights_after_loading(self.config.model_config.dtype)
-            return
-        if getattr(processor, "moe_kernel", None) is not None:
-            processor.moe_kernel = None  # weights are packed where the kernel is made
-        processor.process_weights_after_loading(self.module)
+    @contextmanager
+    def processed(self, watch: Watch = nullcontext) -> Iterator[None]:
+        """Inside, the module is what the engine's own processing makes of the spare memory. Raises InstallError."""
+        with self.pristine.again():
+            try:
+                with torch.no_grad(), _surroundings(self.config):
+                    for own, one in self.spare.items():
+                        self.module._parameters[own] = one.copy()
+                    with watch(self.module._parameters[own] for own in self.spare):
+                        self.pristine.processor.process_weights_after_loading(self.config.model_config.dtype if self.attends else self.module)
+            except Exception as error:
+                message = f"{self.name}: the engine failed to process its new weights ({type(error).__name__}: {error}); restart the engine"
+                raise InstallError(message, module=self.name) from error
+            yield
 
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -129,13 +156,23 @@ def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in own.items() if isinstance(tensor, torch.Tensor) and not tensor.is_meta}
 
 
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit: numbers that are none are equal too."""
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def _replace(name: str, live: torch.Tensor, made: torch.Tensor | None) -> None:
     if made is live:
         return
     if made is None or (made.shape, made.dtype) != (live.shape, live.dtype):
         seen = "nothing" if made is None else f"{made.dtype} {list(made.shape)}"
         raise InstallError(f"{name}: processing made {seen} this time, {live.dtype} {list(live.shape)} at the start; restart the engine", tensor=name)
-    live.data.copy_(made)
+    with torch.no_grad():
+        live.data.copy_(made)
 
 
 @contextmanager
@@ -145,16 +182,3 @@ def _surroundings(config: Any) -> Iterator[None]:
 
     with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
         yield
-
-
-@contextmanager
-def _restored(module: torch.nn.Module) -> Iterator[None]:
-    """Afterwards module and quantisation method have the attributes that they have now: kernels and captured graphs know these objects."""
-    kept = [(vars(owner), dict(vars(owner))) for owner in {id(one): one for one in (module, _processor(module))}.values()]
-    kept += [(held, dict(held)) for held in (module._parameters, module._buffers)]
-    try:
-        yield
-    finally:
-        for held, before in kept:
-            held.clear()
-            held.update(before)
