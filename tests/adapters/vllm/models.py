@@ -216,8 +216,10 @@ def built(config: Any, rank: Rank, device: str) -> torch.nn.Module:
     """The engine's model as `rank` builds it, before any weight is loaded; where an engine's loader builds it, so that it can be observed."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader import base_loader
+    from vllm.model_executor.models import utils
     from vllm.utils.torch_utils import set_default_torch_dtype
 
+    utils._model_to_pp_missing_layer_names.clear()  # by the id of a model: one that is gone may have had it
     config.compilation_config.static_forward_context.clear()
     with faked(rank), without_kernels(), set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device(device):
         return base_loader.initialize_model(vllm_config=config, model_config=config.model_config)

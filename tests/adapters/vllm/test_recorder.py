@@ -10,6 +10,7 @@ from refit_api.errors import UnsupportedLayout
 from refit_api.tensors import Dtype, Need, TensorSpec
 from refit_runtime.adapters.vllm.checkpoint import checkpoint_tensors
 from refit_runtime.adapters.vllm.recorder import Recording, live_tensors, record
+from refit_runtime.adapters.vllm.rehearsal import rehearsed
 
 from tests.adapters.vllm.models import EXPERT_FAMILIES, FAMILIES, NOT_FOLLOWED, Rank, built, directory, engine_config, load, loading
 
@@ -62,6 +63,8 @@ def test_needs_equal_the_loader(family: str, rank: Rank, tmp_path: Path) -> None
         name for name, tensor in live_tensors(model).items() if tensor.dtype != ours[name].dtype or not torch.equal(as_bytes(tensor), as_bytes(ours[name]))
     ]
     assert different == []
+    with loading(config, rank):
+        assert rehearsed(recording, model, specs, model.load_weights) == recording, "the start-up self-test says the same"
     known = {need.parameter.name for need in recording.needs} | {parameter.name for parameter in recording.unwritten}
     assert {name for name, _ in model.named_parameters()} <= known
 
