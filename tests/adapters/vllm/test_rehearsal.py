@@ -102,3 +102,11 @@ def test_made_up_tensors_tell_rows_and_tensors_apart(dtype: Dtype) -> None:
     assert not torch.equal(tensor, made_up.tensor(replace(spec, name="b")).float())
     assert len({row.numpy().tobytes() for row in tensor}) == 4096
     assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [8, 4096], ids=["within the table", "longer than it"])
+def test_what_a_loader_writes_into_a_made_up_tensor_reaches_no_other(rows: int) -> None:
+    made_up, spec = MadeUp.on(torch.device("cpu")), TensorSpec("a", Dtype.BFLOAT16, (rows, 512))
+    before = made_up.tensor(spec).clone()
+    made_up.tensor(spec).zero_()
+    assert torch.equal(made_up.tensor(spec), before)

@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from refit_runtime.adapters.vllm.recorder import storage
 from refit_runtime.adapters.vllm.tracing import flat
 
 
@@ -61,10 +62,6 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _alive(self, mine: set[int]) -> int:
         return sum(where not in mine and not ref.expired() for where, ref in self._made.items())  # type: ignore[no-untyped-call]
-
-
-def storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(items: Iterable[Any]) -> list[torch.Tensor]:

@@ -143,7 +143,7 @@ class _Ledger:
         ]
         by_storage = defaultdict(list)
         for entry in entries:
-            by_storage[_storage(entry.tensor)].append(entry)
+            by_storage[storage(entry.tensor)].append(entry)
         return cls(entries, dict(by_storage))
 
     def copied(self, source: Traced, target: torch.Tensor) -> None:
@@ -183,7 +183,7 @@ class _Ledger:
 
     def owner(self, tensor: torch.Tensor) -> _Entry | None:
         """The parameter that `tensor` is a view of."""
-        for entry in self.by_storage.get(_storage(tensor), ()):
+        for entry in self.by_storage.get(storage(tensor), ()):
             first = tensor.storage_offset() - entry.tensor.storage_offset()
             if tensor.dtype == entry.tensor.dtype and 0 <= first < max(entry.tensor.numel(), 1) and entry.tensor.is_contiguous():
                 return entry
@@ -260,7 +260,7 @@ def _place_of(error: Exception, ledger: _Ledger) -> tuple[str, str]:
 def _replaced(ledger: _Ledger, module: torch.nn.Module) -> list[Failure]:
     """Parameters that a loader gave other memory: copies into the memory recorded would change nothing."""
     now = live_tensors(module)
-    lost = [entry for entry in ledger.parameters if entry.facts.name not in now or _storage(now[entry.facts.name]) != _storage(entry.tensor)]
+    lost = [entry for entry in ledger.parameters if entry.facts.name not in now or storage(now[entry.facts.name]) != storage(entry.tensor)]
     return [Failure(entry.facts.name, "its loader puts other memory in its place", entry.module) for entry in lost]
 
 
@@ -290,5 +290,5 @@ def _place(entry: _Entry, view: torch.Tensor) -> Geometry:
     return Geometry.strided(view.shape, view.stride(), int(view.storage_offset() - entry.tensor.storage_offset()))
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -46,6 +46,7 @@ class MadeUp:
 
     numbers: torch.Tensor
     bits: torch.Tensor
+    tables: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def on(cls, device: torch.device) -> MadeUp:
@@ -56,8 +57,16 @@ class MadeUp:
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, spec.dtype.value)
         count, first = torch.Size(spec.shape).numel(), crc32(spec.name.encode()) % PERIOD
-        some = self.bits if not dtype.is_floating_point else self.numbers if dtype.itemsize > 1 else self.numbers * COARSE
-        return some.to(dtype).repeat((first + count) // PERIOD + 1)[first : first + count].view(spec.shape)
+        table = self._table(dtype)
+        if first + count > PERIOD:
+            return table.repeat((first + count) // PERIOD + 1)[first : first + count].view(spec.shape)
+        return table[first : first + count].clone().view(spec.shape)  # a loader may write into what it gets
+
+    def _table(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self.tables:
+            some = self.bits if not dtype.is_floating_point else self.numbers if dtype.itemsize > 1 else self.numbers * COARSE
+            self.tables[dtype] = some.to(dtype)
+        return self.tables[dtype]
 
 
 def _otherwise(recording: Recording, specs: Sequence[TensorSpec], live: Mapping[str, torch.Tensor], made_up: MadeUp) -> Iterator[Failure]:

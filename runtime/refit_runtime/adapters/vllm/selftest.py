@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from refit_api.errors import InstallError
 
-from refit_runtime.adapters.vllm.derived import Derived, storage
-from refit_runtime.adapters.vllm.recorder import computed
+from refit_runtime.adapters.vllm.derived import Derived
+from refit_runtime.adapters.vllm.recorder import computed, storage
 from refit_runtime.adapters.vllm.remade import Contents, Filled, Pristine, Remade, attends, contents, processor, same, tensors
 
 _PROCESS = "process_weights_after_loading"
