@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -214,3 +216,29 @@ def test_nixl_waits_for_events_instead_of_polling() -> None:
         config = importlib.import_module(api.nixl_agent.__module__).nixlBind.nixlAgentConfig()
         config.pthrDelay = 0
     assert config.pthrDelay == nixl_adapter.EVENT_WAIT_MICROSECONDS
+
+
+def test_agents_that_are_made_at_once_leave_nixl_as_it_was() -> None:
+    """Each puts something in its place for a moment; what NIXL raises would else be taken for a bug, for as long as the process lives."""
+    api = nixl_adapter._load("nixl._api")
+    bindings, types = api.nixlBind, nixl_adapter._fault_types(api)
+    assert "nixlNotFoundError" in {kind.__name__ for kind in types}
+    leave = [threading.Event(), threading.Event()]
+    entered = threading.Event()
+
+    def make(which: int) -> None:
+        with nixl_adapter.waiting_for_events(api):
+            entered.set()
+            assert leave[which].wait(60)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(make, 0)
+        assert entered.wait(60)
+        second, seen = threads.submit(make, 1), threads.submit(nixl_adapter._fault_types, api)
+        time.sleep(0.2)  # for both to come as far as they can
+        leave[0].set()
+        first.result(60)
+        leave[1].set()
+        second.result(60)
+        assert seen.result(60) == types
+    assert api.nixlBind is bindings

@@ -27,6 +27,7 @@ EVENT_WAIT_MICROSECONDS = 100_000
 DEVICE_READS = "CUDA_IPC_ENABLE_GET_ZCOPY"
 """Of UCX, which leaves it off on hosts without NVLink: reads of device memory between processes then go through sockets, 0.5 GB/s on one H200 where the
 devices' own copies give 1,500."""
+_DETOUR = threading.Lock()
 HINT = "NIXL is not installed in this image: pip install nixl (1.5 or newer), or see `refit doctor`"
 
 
@@ -197,20 +198,22 @@ def _ended(state: str, peer: str) -> bool:
 def waiting_for_events(api: Any) -> Iterator[None]:
     """NIXL's Python class fixes the progress thread's wait at 0: it then polls without end and takes a core of every process that holds weights.
 
-    With a wait it sleeps until the fabric signals an event, so reads are as fast. No argument reaches that field, hence the detour.
+    With a wait it sleeps until the fabric signals an event, so reads are as fast. No argument reaches that field, hence the detour, one thread at a time:
+    two would put each other's detour back.
     """
     module: Any = importlib.import_module(api.nixl_agent.__module__)
-    bindings: Any = module.nixlBind
+    with _DETOUR:
+        bindings: Any = module.nixlBind
 
-    class Config(bindings.nixlAgentConfig):  # type: ignore[misc]  # a class of a binary module
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, EVENT_WAIT_MICROSECONDS if name == "pthrDelay" else value)
+        class Config(bindings.nixlAgentConfig):  # type: ignore[misc]  # a class of a binary module
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, EVENT_WAIT_MICROSECONDS if name == "pthrDelay" else value)
 
-    module.nixlBind = _Overlay(bindings, Config)
-    try:
-        yield
-    finally:
-        module.nixlBind = bindings
+        module.nixlBind = _Overlay(bindings, Config)
+        try:
+            yield
+        finally:
+            module.nixlBind = bindings
 
 
 class _Overlay:
@@ -232,7 +235,9 @@ def _load(module: str) -> Any:
 
 def _fault_types(api: Any) -> tuple[type[Exception], ...]:
     """NIXL's bindings raise one class per status, without a base of their own."""
-    found = [value for name, value in vars(api.nixlBind).items() if name.endswith("Error") and isinstance(value, type) and issubclass(value, Exception)]
+    with _DETOUR:
+        bindings = vars(api.nixlBind)
+    found = [value for name, value in bindings.items() if name.endswith("Error") and isinstance(value, type) and issubclass(value, Exception)]
     return (*found, RuntimeError, ValueError)
 
 
