@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
 import shutil
 import socket
 import ssl
@@ -18,7 +19,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,7 +130,21 @@ def _running(component: Component, folder: Path) -> Iterator[subprocess.Popen[by
 
 
 def free_ports(count: int) -> list[int]:
-    """Held together while they are chosen, so that they differ."""
+    """Of those that the kernel gives to no connection: a server may take a minute to come to listen, and finds its port free.
+
+    Held together while they are chosen, so that they differ. Raises ClusterError if there are too few.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
+    candidates = list(range(10_000, min(lowest, 30_000)))  # NodePorts begin there
+    random.SystemRandom().shuffle(candidates)
+    ports: list[int] = []
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+        for port in candidates:
+            if len(ports) == count:
+                break
+            with suppress(OSError):
+                held.enter_context(socket.create_server((LOOPBACK, port)))
+                ports.append(port)
+    if len(ports) < count:
+        raise ClusterError(f"{len(ports)} free ports from 10000 to {min(lowest, 30_000)}, {count} are needed: see net.ipv4.ip_local_port_range")
+    return ports
