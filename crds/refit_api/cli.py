@@ -38,3 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         command(argv[1:], prog_name=f"refit {name}")
     else:
         command(argv[1:])
+
+
+if __name__ == "__main__":
+    main()

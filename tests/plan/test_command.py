@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from refit_runtime.cli.plan import command
+from refit_runtime.plan import picture
 from typer.testing import CliRunner
 
 HERE = Path(__file__).parent
@@ -99,6 +100,43 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     result = RUNNER.invoke(command, [str(HERE / "cases" / "c108a-fsdp4-to-tp2.yaml"), "--json", "--png", str(tmp_path / "none" / "plan.png")])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert f"--png {tmp_path}/none/plan.png: No such file or directory" in result.stderr
+
+
+def test_a_picture_never_takes_the_place_of_its_case(tmp_path: Path) -> None:
+    case = tmp_path / "case.yaml"
+    case.write_text(UNREAD)
+    result = RUNNER.invoke(command, [str(case), "--json", "--png", str(tmp_path / "." / "case.yaml")])
+    assert (result.exit_code, case.read_text()) == (2, UNREAD)
+    assert "this is the case file" in result.stderr
+
+
+def test_a_picture_of_too_many_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture, "MOST_BARS", 1)
+    drawn = tmp_path / "plan.png"
+    result = RUNNER.invoke(command, [str(HERE / "cases" / "c108a-fsdp4-to-tp2.yaml"), "--json", "--png", str(drawn)])
+    assert (result.exit_code, result.stderr.count("\n"), drawn.exists()) == (2, 1, False)
+    assert "4 trainer ranks and 2 coordinates: at most 1 of each" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["[/foo]", "[red]node[bold]", "$\\\\foo$", "a\\nok: 1 runs", "\\x1b[0m"])
+def test_a_name_is_shown_as_it_is_in_tables_and_pictures(tmp_path: Path, name: str) -> None:
+    case, drawn = tmp_path / "case.yaml", tmp_path / "plan.png"
+    case.write_text(UNREAD.replace("tp0\\x1b[0m", name).replace("name: unread", f'name: "{name}"'))
+    result = RUNNER.invoke(command, [str(case), "--png", str(drawn)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert name.replace("\\\\", "\\") in result.stdout
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_boxes_that_share_no_edges_in_many_dims_are_refused_by_name(tmp_path: Path) -> None:
+    """Each rank holds one element of the diagonal: 20 edges in each of 8 dims."""
+    shards = [f"{{rank: {r}, shards: [{{tensor: x, dtype: int8, shape: {[20] * 8}, box: {[[r, r + 1]] * 8}}}]}}" for r in range(20)]
+    path = tmp_path / "case.yaml"
+    path.write_text(f"kind: RefitCase\ntrainer: {{ranks: [{', '.join(shards)}]}}\ngenerator: {{coordinates: []}}\n")
+    result = RUNNER.invoke(command, [str(path), "--json"])
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["type"], error["tensor"]) == (3, "UnsupportedLayout", "x")
+    assert "tensor x: the edges of 20 boxes cut it into 25600000000 cells" in error["message"]
 
 
 def test_chunks_count_as_descriptors(tmp_path: Path) -> None:

@@ -146,6 +146,13 @@ TEXTS = {
     "a date that does not exist": (b"kind: 2001-13-41", 1),
     "a key twice": (b"kind: RefitCase\nname: a\nname: b\ntrainer: {ranks: []}\ngenerator: {coordinates: []}", 3),
     "deep": (b"[" * 5000, 1),
+    "a truth that is none": (b"kind: !!bool foo", 1),
+    "an integer without digits": (b'kind: !!int ""', 1),
+    "a number without digits": (b'kind: !!float ""', 1),
+    "a time that is none": (b"kind: !!timestamp foo", 1),
+    "a rank of thousands of digits": (b"kind: RefitCase\ntrainer:\n  ranks:\n    - rank: 0x" + b"f" * 5000 + b"\ngenerator: {coordinates: []}", 4),
+    "a field of thousands of digits": (b"kind: RefitCase\n0x" + b"f" * 5000 + b": 1", 2),
+    "a key twice, behind one that is a list": (b"kind: RefitCase\n? [a]\n: 1\nname: a\nname: b", 5),
     "half of a surrogate pair": (b'kind: RefitCase\nname: "\\ud800"\ntrainer: {ranks: []}\ngenerator: {coordinates: []}', 2),
 }
 
@@ -155,6 +162,20 @@ def test_text(content: bytes, line: int) -> None:
     with pytest.raises(InvalidCase) as caught:
         read_case(content)
     assert int(caught.value.facts["line"]) == line
+
+
+def test_what_aliases_multiply_is_refused_in_a_line() -> None:
+    """Each level is the one below nine times: written out, more than any memory."""
+    levels = ["  - &a0 [x]"] + [f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    content = "\n".join(["kind: RefitCase", "expect:", *levels, "options: *a29", "trainer: {ranks: []}", "generator: {coordinates: []}"])
+    with pytest.raises(InvalidCase, match=r"options: expected a mapping, found .{,80}$"):
+        read_case(content.encode())
+
+
+def test_many_keys_are_read_as_fast_as_they_are_many() -> None:
+    """Each is looked for among those before it."""
+    content = "kind: RefitCase\ntrainer: {ranks: []}\ngenerator: {coordinates: []}\nexpect:\n" + "".join(f"  k{i}: 1\n" for i in range(100_000))
+    assert read_case(content.encode()).name == ""
 
 
 def test_line_is_where_the_field_stands() -> None:

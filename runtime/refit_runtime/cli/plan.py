@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from refit_api.errors import InvalidCase
+from refit_api.errors import InvalidCase, PlanError
 from rich.console import Console
 
 from refit_runtime.plan.cases.answer import INVALID, Planned, as_json, descriptors, plan_case, run_case
 from refit_runtime.plan.cases.move import Moved
 from refit_runtime.plan.picture import png
+from refit_runtime.plan.plan import Plan
 from refit_runtime.plan.render import printable, size, tables, unread
 
 command = typer.Typer(add_completion=False)
@@ -47,7 +48,7 @@ def plan(
     else:
         _print(planned, moved, answer["verdict"])
     if picture is not None and planned.plan is not None and planned.error is None:
-        _draw(picture, png(planned.plan, _title(planned, case)))
+        _draw(picture, planned.plan, case, _title(planned, case))
     raise typer.Exit(code)
 
 
@@ -58,12 +59,19 @@ def _read(case: Path) -> Planned:
         return Planned(INVALID, error=InvalidCase(f"{case}: {error.strerror}", field="", line=0))
 
 
-def _draw(picture: Path, drawn: bytes) -> None:
+def _draw(picture: Path, drawn: Plan, case: Path, title: str) -> None:
     try:
-        picture.write_bytes(drawn)
+        if picture.exists() and picture.samefile(case):
+            reason = "this is the case file; name another one"
+        else:
+            picture.write_bytes(png(drawn, title))
+            return
     except OSError as error:
-        print(f"--png {picture}: {error.strerror}; name a file in a folder that can be written", file=sys.stderr)
-        raise typer.Exit(INVALID) from error
+        reason = f"{error.strerror}; name a file in a folder that can be written"
+    except PlanError as error:
+        reason = error.message
+    print(printable(f"--png {picture}: {reason}"), file=sys.stderr)
+    raise typer.Exit(INVALID)
 
 
 def _title(planned: Planned, path: Path) -> str:

@@ -6,7 +6,7 @@ consecutive slices, then each group along dim 1, and so on. The same function wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -35,6 +35,15 @@ def strips(box: Box, shape: Shape) -> int:
     while extents and extents[-1] == shape[len(extents) - 1]:
         extents.pop()
     return prod(extents[:-1])
+
+
+def cells(shape: Shape, boxes: Iterable[Box]) -> int:
+    """How many cells a grid of these boxes would have."""
+    edges: list[set[int]] = [{0, extent} for extent in shape]
+    for box in boxes:
+        for found, side in zip(edges, box, strict=True):
+            found.update(side)
+    return prod(len(found) - 1 for found in edges)
 
 
 class Grid:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from refit_api.errors import DtypeMismatch, IncompletePlan, OverlappingPlan, PlanError, ShapeMismatch, UnknownTensor
+from refit_api.errors import DtypeMismatch, IncompletePlan, OverlappingPlan, PlanError, ShapeMismatch, UnknownTensor, UnsupportedLayout
 from refit_api.tensors import Box, Dtype, Shape, box_shape, whole
 
-from refit_runtime.plan.boxes import Grid, contains, covered
+from refit_runtime.plan.boxes import Grid, cells, contains, covered
 from refit_runtime.plan.survey import Group, Numbers, Survey, alike
 from refit_runtime.plan.table import NeedKind, NeedTable, ShardKind, ShardTable
 
@@ -27,6 +27,8 @@ Casts = Callable[[Dtype, Dtype], bool]
 
 Where = dict[str, object]
 """A box of a tensor, or of a parameter of a coordinate, as it stands in the facts of an error."""
+
+MOST_CELLS = 1 << 25  # of one tensor: each takes some dozens of bytes while it is looked at
 
 _FEW = 3  # boxes that a message spells out; all of them are in the facts
 
@@ -58,6 +60,7 @@ def prove(facts: Survey, casts: Casts) -> None:
     for faults in (lambda some: _dtypes(some, casts), _shapes):
         if next(faults(_one_of_each(facts, parameters)), None):
             raise next(faults(_all_as_given(facts)))
+    _refuse_too_many_cells(facts, parameters)
     _refuse_overlapping_shards(facts)
     _refuse_overlapping_writes(facts, parameters)
     _refuse_holes(facts, parameters)
@@ -207,6 +210,23 @@ def _shape_error(where: str, seen: Shape, expected: Shape, *, tensor: str | None
 
 
 # ---------------------------------------------------------------- overlaps and holes
+
+
+def _refuse_too_many_cells(facts: Survey, parameters: list[_Parameters]) -> None:
+    """Boxes that share no edges, in many dims, cut a tensor into more pieces than memory has room for."""
+    for group in facts.groups:
+        shape, boxes = group.holders[0][1].shape, {kind.box for _, kind in group.holders} | {kind.box for _, kind in group.needers}
+        _require_cells(shape, boxes, f"tensor {facts.names[group.tensors[0]]}", tensor=facts.names[group.tensors[0]])
+    for one in parameters:
+        class_, table = facts.coordinates[one.place]
+        place, param = label(class_, table.id), table.params[one.params[0]]
+        _require_cells(one.kinds[0].param_shape, set(_targets(one)), f"parameter {param} of coordinate {place}", coordinate=place, param=param)
+
+
+def _require_cells(shape: Shape, boxes: set[Box], what: str, *, tensor: str | None = None, coordinate: str | None = None, param: str | None = None) -> None:
+    if (found := cells(shape, boxes)) > MOST_CELLS:
+        message = f"{what}: the edges of {len(boxes)} boxes cut it into {found} cells, at most {MOST_CELLS}: cut it in fewer dims, or at common edges"
+        raise UnsupportedLayout(message, seen=found, expected=f"at most {MOST_CELLS}", tensor=tensor, coordinate=coordinate, param=param)
 
 
 def _refuse_overlapping_shards(facts: Survey) -> None:

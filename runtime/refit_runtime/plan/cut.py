@@ -6,6 +6,7 @@ row-major order, and cover all that is needed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from refit_api.tensors import Box, Dtype, Shape
 
 from refit_runtime.plan.boxes import Members, refine
 from refit_runtime.plan.survey import Group
+from refit_runtime.plan.table import NeedKind, ShardKind
 
 _FLOATS = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16)
 
@@ -41,17 +43,23 @@ def wire_dtype(tensor: Dtype, needed: Iterable[Dtype]) -> Dtype:
 
 def cut(group: Group) -> list[Atom]:
     """The atoms of any tensor of the group; every needed byte must have an owner."""
-    held = sorted({kind.box for _, kind in group.holders})
-    needed = sorted({kind.box for _, kind in group.needers})
+    held, needed = _by_box(group.holders), _by_box(group.needers)
+    who = [*held.values(), *needed.values()]
     atoms = []
     for members, box in _refined(group.holders[0][1].shape, tuple(held), tuple(needed)):
-        inside = {held[m] for m in members if m < len(held)}
-        wanted = {needed[m - len(held)] for m in members if m >= len(held)}
-        if wanted:
-            owners = sorted({rank for rank, kind in group.holders if kind.box in inside})
-            needers = sorted({place for place, kind in group.needers if kind.box in wanted})
+        if members[-1] >= len(held):
+            owners = sorted({rank for m in members if m < len(held) for rank in who[m]})
+            needers = sorted({place for m in members if m >= len(held) for place in who[m]})
             atoms.append(Atom(box, tuple(owners), tuple(needers)))
     return atoms
+
+
+def _by_box(some: Iterable[tuple[int, ShardKind | NeedKind]]) -> dict[Box, list[int]]:
+    """Who has each box; boxes ascend."""
+    found: defaultdict[Box, list[int]] = defaultdict(list)
+    for who, kind in some:
+        found[kind.box].append(who)
+    return dict(sorted(found.items()))
 
 
 @lru_cache(maxsize=1024)

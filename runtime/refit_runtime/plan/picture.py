@@ -13,15 +13,17 @@ from refit_api.errors import UnsupportedLayout
 
 from refit_runtime.plan.coverage import label
 from refit_runtime.plan.plan import Plan
-from refit_runtime.plan.render import size
+from refit_runtime.plan.render import printable, size
 
 _Places = dict[tuple[str, int], tuple[float, float]]  # by bar and run: bottom and top
 
 _LEFT, _RIGHT, _BAR = 0.0, 1.0, 0.08
+MOST_BARS = 512  # on a side: pictures may be 65,536 points high
 _GAP = 0.02  # between bars, of the height of all
 
 
 def png(plan: Plan, title: str) -> bytes:
+    """Raises UnsupportedLayout if it is too large to be drawn, or matplotlib is missing."""
     try:
         from matplotlib import colormaps
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,10 +32,12 @@ def png(plan: Plan, title: str) -> bytes:
         raise UnsupportedLayout("drawing a plan needs matplotlib: pip install matplotlib") from missing
     places = [(label(*place), plan.coordinate_runs(*place)) for place in plan.coordinates]
     ranks = [(f"rank {rank}", plan.rank_runs(rank)) for rank in plan.ranks]
+    if len(ranks) > MOST_BARS or len(places) > MOST_BARS:
+        raise UnsupportedLayout(f"a picture of {len(ranks)} trainer ranks and {len(places)} coordinates: at most {MOST_BARS} of each can be drawn")
     figure = Figure(figsize=(9, max(3.0, 0.5 * max(len(ranks), len(places)))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title)
+    axes.set_title(printable(title), parse_math=False)
     axes.set_axis_off()
     colour = _colours(plan, colormaps["tab20"])
     left = _bars(axes, plan, ranks, _LEFT - _BAR, "right", colour)
@@ -64,8 +68,8 @@ def _bars(axes: Any, plan: Plan, bars: Sequence[tuple[str, Sequence[int]]], x: f
             axes.bar(x, height, width=_BAR, bottom=y - height, align="edge", color=colour(run), edgecolor="white", linewidth=0.5)
             found[name, run] = (y - height, y)
             y -= height
-        words = f"{name}\n{size(sum(plan.runs[run].bytes for run in runs))}"
-        axes.text(x - 0.01 if side == "right" else x + _BAR + 0.01, (top + y) / 2, words, ha=side, va="center", fontsize=8)
+        words = f"{printable(name)}\n{size(sum(plan.runs[run].bytes for run in runs))}"
+        axes.text(x - 0.01 if side == "right" else x + _BAR + 0.01, (top + y) / 2, words, ha=side, va="center", fontsize=8, parse_math=False)
         y -= _GAP
     return found
 

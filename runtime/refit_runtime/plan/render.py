@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from refit_runtime.plan.coverage import label
 from refit_runtime.plan.plan import Plan
@@ -36,7 +37,7 @@ def unread(plan: Plan) -> str:
 
 def printable(text: str) -> str:
     """Names come from files: none of them steers a terminal."""
-    return "".join(each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _links(plan: Plan) -> Table:
@@ -49,7 +50,7 @@ def _links(plan: Plan) -> Table:
             for i, value in enumerate((1, run.atoms, run.bytes)):
                 found[i] += value
     for (rank, place), (runs, atoms, nbytes) in sorted(links.items()):
-        table.add_row(f"rank {rank}", printable(place), str(runs), str(atoms), size(nbytes))
+        table.add_row(f"rank {rank}", Text(printable(place)), str(runs), str(atoms), size(nbytes))
     return table
 
 
@@ -76,7 +77,7 @@ def _coordinates(plan: Plan, chunk_bytes: int) -> Table:
         nbytes, arena = sum(run.bytes for run in runs), plan.coordinate_bytes(class_, id_)
         window = window_bytes(nbytes, chunk_bytes)
         cost = size(arena), size(HALVES * window), str(-(-nbytes // window))
-        table.add_row(printable(label(class_, id_)), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), *cost)
+        table.add_row(Text(printable(label(class_, id_))), str(len(runs)), str(sum(run.atoms for run in runs)), size(nbytes), *cost)
     return table
 
 

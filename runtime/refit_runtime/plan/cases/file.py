@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
+from reprlib import Repr
 from typing import NoReturn
 
 import yaml
@@ -128,6 +129,8 @@ def read_case(content: bytes) -> Case:
         raise InvalidCase(f"line {line}: not YAML: {error.problem}", line=line, field="") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidCase(f"not YAML: {error}", line=1, field="") from error
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:  # of the library, where a tag does not fit its value
+        raise InvalidCase("not YAML: a tag (!!...) does not fit the value behind it: leave it out, or correct the value", line=1, field="") from error
     try:
         return _case(_At(value, ()))
     except _Fault as fault:
@@ -146,13 +149,27 @@ class _Fault(Exception):
         self.path, self.where = path, where if where is not None else path
 
 
+class _Short(Repr):
+    """Aliases make a value as large as one likes out of a few lines, and numbers of thousands of digits have no decimal form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxdict, self.maxstring, self.maxother = 3, 16, 16, 80, 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < LARGEST else hex(x)
+
+
+_SHORT = _Short()
+
+
 @dataclass(frozen=True, slots=True)
 class _At:
     value: object
     path: _Path
 
     def refuse(self, expected: str) -> NoReturn:
-        found = "nothing" if self.value is None else repr(self.value)
+        found = "nothing" if self.value is None else _SHORT.repr(self.value)
         raise _Fault(self.path, f"expected {expected}, found {found if len(found) < 80 else found[:76] + ' ...'}")
 
     def fields(self, required: str, optional: str = "") -> dict[str, _At]:
@@ -223,7 +240,7 @@ class _At:
 
     def range(self) -> tuple[int, int]:
         if not isinstance(self.value, list) or [type(end) for end in self.value] != [int, int] or not 0 <= self.value[0] < self.value[1] < LARGEST:
-            self.refuse("[lo, hi] with 0 <= lo < hi")
+            self.refuse(f"[lo, hi] with 0 <= lo < hi < {LARGEST}")
         return self.value[0], self.value[1]
 
     def texts(self, count: int | None = None) -> tuple[str, ...]:
@@ -234,7 +251,8 @@ class _At:
 
 
 def _dotted(path: _Path) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) and i else f".{step}" for i, step in enumerate(path)).lstrip(".")
+    steps = [step if isinstance(step, str) else _SHORT.repr(step) for step in path]
+    return "".join(f"[{said}]" if isinstance(step, int) and i else f".{said}" for i, (step, said) in enumerate(zip(path, steps, strict=True))).lstrip(".")
 
 
 def _line(root: yaml.Node | None, path: _Path) -> int:
@@ -264,10 +282,11 @@ def _refuse_repeated_keys(root: yaml.Node | None) -> None:
         if isinstance(node, yaml.SequenceNode):
             nodes += node.value
         elif isinstance(node, yaml.MappingNode):
-            keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for i, key in enumerate(keys):
-                if key in keys[:i]:
-                    raise yaml.MarkedYAMLError(problem=f"{key[1]} is given twice", problem_mark=node.value[i][0].start_mark)
+            known: set[tuple[str, str]] = set()
+            for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+                if (key.tag, key.value) in known:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
+                known.add((key.tag, key.value))
             nodes += [value for _, value in node.value]
 
 
